@@ -1,0 +1,125 @@
+"""The run's own facts, folded from the `control` topic.
+
+`ControlState` is pure; `ControlLog` is the consumer that feeds it, read committed, in order.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from schemas import topics as keys
+from schemas.clients import consumer_config
+from schemas.codec import decode
+from schemas.config import KafkaConfig
+from schemas.errors import DeadlineExceeded, RunStopped
+from schemas.records import (
+    CheckpointRecorded,
+    Fatal,
+    Finished,
+    LastTarget,
+    Manifest,
+    NextTaskIndex,
+    PolicyVersion,
+    Record,
+    TargetSize,
+)
+from schemas.topics import Topics
+
+
+@dataclass
+class ControlState:
+    """The newest value of each key. `highest_version` never falls, not even after a restore."""
+
+    manifest: Manifest | None = None
+    policy: PolicyVersion | None = None
+    checkpoint: CheckpointRecorded | None = None
+    targets: dict[int, int] = field(default_factory=dict)
+    last_target: int | None = None
+    next_task_index: int | None = None
+    fatal: Fatal | None = None
+    finished: Finished | None = None
+    highest_version: int = -1
+
+    def apply(self, key: str, record: Record | None) -> None:
+        """`record` is None for a tombstone. Unknown keys are a newer program's and are left."""
+        match record:
+            case None:
+                if key == keys.CONTROL_FATAL:
+                    self.fatal = None
+            case Manifest():
+                self.manifest = record
+            case PolicyVersion():
+                self.policy = record
+                self.highest_version = max(self.highest_version, record.version)
+            case CheckpointRecorded():
+                self.checkpoint = record
+            case TargetSize():
+                self.targets[record.target_step] = record.groups
+            case LastTarget():
+                self.last_target = record.target_step
+            case NextTaskIndex():
+                self.next_task_index = record.task_index
+            case Fatal():
+                self.fatal = record
+            case Finished():
+                self.finished = record
+
+    def raise_if_fatal(self) -> None:
+        if self.fatal is not None:
+            raise RunStopped(f"the run was stopped by the {self.fatal.role}: {self.fatal.message}")
+
+
+class ControlLog:
+    """Follows `control` from its beginning. One thread."""
+
+    def __init__(self, kafka: KafkaConfig, topics: Topics, client_id: str) -> None:
+        self.state = ControlState()
+        self._topic = topics.control
+        settings: dict[str, Any] = consumer_config(kafka, f"{client_id}.control")
+        self._consumer = Consumer(
+            settings | {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
+        )
+        self._consumer.assign([TopicPartition(self._topic, 0, 0)])
+
+    def read_to_end(self, deadline_s: float = 60.0) -> ControlState:
+        """Everything committed when this was called. Raises DeadlineExceeded."""
+        end = time.monotonic() + deadline_s
+        partition = TopicPartition(self._topic, 0)
+        _, stable = self._consumer.query_watermark_offsets(partition, timeout=deadline_s)
+        while (left := end - time.monotonic()) > 0:
+            message = self._consumer.poll(min(left, 0.1))
+            if message is None:
+                continue
+            if message.error() is None:
+                self._apply(message)
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                if message.offset() >= stable:
+                    return self.state
+            elif not message.error().retriable():
+                raise KafkaException(message.error())
+        raise DeadlineExceeded(
+            f"{self._topic} was not read to its end (offset {stable}) within {deadline_s:.0f} s: "
+            "does the broker answer, and does a hung transaction end?"
+        )
+
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """Applies what has arrived, waiting `timeout_s` for the first; True where any did."""
+        changed = False
+        wait = timeout_s
+        while (message := self._consumer.poll(wait)) is not None:
+            wait = 0.0
+            if message.error() is None:
+                self._apply(message)
+                changed = True
+            elif message.error().code() != KafkaError._PARTITION_EOF and message.error().fatal():
+                raise KafkaException(message.error())
+        return changed
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _apply(self, message: Any) -> None:
+        value = message.value()
+        self.state.apply(message.key().decode(), None if value is None else decode(value))

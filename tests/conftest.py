@@ -1,0 +1,11 @@
+"""Hypothesis profiles: `default` for every run, HYPOTHESIS_PROFILE=nightly for the long one."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure of ours, so no example has a deadline.
+_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("default", max_examples=100, **_COMMON)
+settings.register_profile("nightly", max_examples=10_000, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
