@@ -150,6 +150,21 @@ class LossConfig(Section):
             )
         if self.sequence_level_importance_ratios and self.token_level_loss:
             raise ValueError("sequence_level_importance_ratios needs token_level_loss: false")
+        by_sequence = self.sequence_level_importance_ratios
+        if by_sequence and self.truncated_importance_sampling_type == "seq-mask-tis":
+            raise ValueError(
+                "seq-mask-tis weighs tokens, so sequence_level_importance_ratios must be false"
+            )
+        if self.disable_ppo_ratio and (by_sequence or self.ratio_clip_c is not None):
+            raise ValueError(
+                "disable_ppo_ratio leaves no ratio for sequence_level_importance_ratios or "
+                "ratio_clip_c"
+            )
+        bounded = self.truncated_importance_sampling_ratio is not None
+        if bounded and self.truncated_importance_sampling_type is None:
+            raise ValueError(
+                "truncated_importance_sampling_ratio needs truncated_importance_sampling_type"
+            )
         if self.ratio_clip_c is not None and self.ratio_clip_c <= 1:
             raise ValueError(f"ratio_clip_c is {self.ratio_clip_c}, it must be above 1")
         return self

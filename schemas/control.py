@@ -7,13 +7,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from schemas import topics as keys
-from schemas.clients import consumer_config
+from schemas.clients import common_config, consumer_config
 from schemas.codec import decode
 from schemas.config import KafkaConfig
-from schemas.errors import DeadlineExceeded, RunStopped
+from schemas.errors import DeadlineExceeded, ManifestMismatch, RunStopped
 from schemas.records import (
     CheckpointRecorded,
     Fatal,
@@ -26,6 +27,14 @@ from schemas.records import (
     TargetSize,
 )
 from schemas.topics import Topics
+
+LEADER_MOVES = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError._TRANSPORT,
+)
+NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT)
+TOPIC_APPEARS_S = 5.0  # a broker that has just started may not know it yet
 
 
 @dataclass
@@ -77,32 +86,64 @@ class ControlLog:
     def __init__(self, kafka: KafkaConfig, topics: Topics, client_id: str) -> None:
         self.state = ControlState()
         self._topic = topics.control
+        self._next_offset = 0
+        self._ended = -1  # where the end was last seen: it is reported once, not at each call
         settings: dict[str, Any] = consumer_config(kafka, f"{client_id}.control")
         self._consumer = Consumer(
             settings | {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
         )
         self._consumer.assign([TopicPartition(self._topic, 0, 0)])
+        self._admin = AdminClient(common_config(kafka, f"{client_id}.control.end"))
 
     def read_to_end(self, deadline_s: float = 60.0) -> ControlState:
         """Everything committed when this was called. Raises DeadlineExceeded."""
         end = time.monotonic() + deadline_s
-        partition = TopicPartition(self._topic, 0)
-        _, stable = self._consumer.query_watermark_offsets(partition, timeout=deadline_s)
+        written = self._written_end(end)
         while (left := end - time.monotonic()) > 0:
+            if max(self._next_offset, self._ended) >= written:
+                return self.state
             message = self._consumer.poll(min(left, 0.1))
             if message is None:
                 continue
             if message.error() is None:
                 self._apply(message)
             elif message.error().code() == KafkaError._PARTITION_EOF:
-                if message.offset() >= stable:
-                    return self.state
+                self._ended = message.offset()
             elif not message.error().retriable():
                 raise KafkaException(message.error())
         raise DeadlineExceeded(
-            f"{self._topic} was not read to its end (offset {stable}) within {deadline_s:.0f} s: "
+            f"{self._topic} was not read to its end (offset {written}) within {deadline_s:.0f} s: "
             "does the broker answer, and does a hung transaction end?"
         )
+
+    def _written_end(self, end: float) -> int:
+        """One past the last record written, committed or not. A leader may just be changing.
+
+        Not the last stable offset: a commit returns before its markers are written, and what it
+        covered would be missed.
+        """
+        partition = TopicPartition(self._topic, 0)
+        asked = {partition: OffsetSpec.latest()}
+        missing_from = time.monotonic() + TOPIC_APPEARS_S
+        while True:
+            left = end - time.monotonic()
+            try:
+                answers = self._admin.list_offsets(
+                    asked,
+                    isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                    request_timeout=max(0.1, left),
+                )
+                return int(answers[partition].result().offset)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code in NO_TOPIC and time.monotonic() > missing_from:
+                    raise ManifestMismatch(
+                        f"topic {self._topic} does not exist: create the run with "
+                        "`groupstream-init` first, or correct run.id or kafka.bootstrap_servers"
+                    ) from error
+                if left <= 0 or code not in (*LEADER_MOVES, *NO_TOPIC):
+                    raise
+                time.sleep(0.1)
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         """Applies what has arrived, waiting `timeout_s` for the first; True where any did."""
@@ -113,13 +154,21 @@ class ControlLog:
             if message.error() is None:
                 self._apply(message)
                 changed = True
-            elif message.error().code() != KafkaError._PARTITION_EOF and message.error().fatal():
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                self._ended = message.offset()
+            elif message.error().fatal():
                 raise KafkaException(message.error())
         return changed
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record that `poll` would apply."""
+        return self._next_offset
 
     def close(self) -> None:
         self._consumer.close()
 
     def _apply(self, message: Any) -> None:
         value = message.value()
+        self._next_offset = message.offset() + 1
         self.state.apply(message.key().decode(), None if value is None else decode(value))

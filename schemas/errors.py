@@ -59,3 +59,7 @@ class OrdinalTooFar(GroupstreamError):
 
 class OffsetsLost(GroupstreamError):
     """The committed position is gone or out of range; the message lists what would be lost."""
+
+
+class GroupsContradict(GroupstreamError):
+    """`groups` holds what its rules exclude: a task twice, or more groups than a step takes."""

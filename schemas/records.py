@@ -192,6 +192,7 @@ class LedgerTotals(Record, frozen=True, kw_only=True):
     next_replica: dict[str, int] = field(default_factory=dict)
     short_targets: dict[str, int] = field(default_factory=dict)
     last_target: int | None = None
+    filled_slots: dict[str, bytes] = field(default_factory=dict)
 
 
 class Manifest(Record, frozen=True, kw_only=True):

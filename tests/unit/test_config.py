@@ -68,12 +68,35 @@ def test_a_circle_of_defaults_is_named(load):
         ("loss_fn.truncated_importance_sampling_type=tis", "needs use_importance"),
         ("loss_fn.sequence_level_importance_ratios=true", "token_level_loss: false"),
         ("logger.wandb.log_nemo_gym_full_result_tables=true", "needs logger.wandb_enabled"),
+        ("loss_fn.truncated_importance_sampling_ratio=2.0", "needs truncated_importance_samp"),
         ("run.id='a b'", "run.id"),
     ],
 )
 def test_what_is_wrong_is_named(load, override, message):
     with pytest.raises(ConfigError, match=message):
         load(override)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ({"disable_ppo_ratio": True, "ratio_clip_c": 3.0}, "leaves no ratio"),
+        (
+            {
+                "use_importance_sampling_correction": True,
+                "truncated_importance_sampling_type": "seq-mask-tis",
+                "truncated_importance_sampling_ratio": 2.0,
+                "truncated_importance_sampling_ratio_min": 0.5,
+                "sequence_level_importance_ratios": True,
+                "token_level_loss": False,
+            },
+            "seq-mask-tis weighs tokens",
+        ),
+    ],
+)
+def test_losses_that_contradict_themselves_are_refused(load, loss, message):
+    with pytest.raises(ConfigError, match=message):
+        load(loss_fn=loss)
 
 
 def test_an_agent_lives_in_one_shard(load):
