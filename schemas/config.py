@@ -352,8 +352,11 @@ class Config(Section):
 
     @property
     def checkpoint_directory(self) -> Path:
+        """The run's own: retention in a directory of several runs would remove another's."""
         configured = self.checkpointing.checkpoint_dir
-        return Path(configured).absolute() if configured else self.run_directory / "checkpoints"
+        if configured is None:
+            return self.run_directory / "checkpoints"
+        return Path(configured).absolute() / self.run.id
 
     @property
     def metrics_path(self) -> Path:
