@@ -80,7 +80,8 @@ def producer_config(
     return {
         **common_config(kafka, client_id),
         "message.max.bytes": largest,
-        "batch.size": MIB,
+        # A topic's limit is for the whole batch, and librdkafka does not split one that is over it.
+        "batch.size": min(MIB, kafka.limits.row_message_bytes, kafka.limits.group_message_bytes),
         "linger.ms": 1,
         "queue.buffering.max.kbytes": max(256 * 1024, 4 * largest // 1024),
         "delivery.timeout.ms": max(120_000, 2 * kafka.transaction_timeout_ms)

@@ -20,8 +20,13 @@ class Limits:
 
     @property
     def row_message_bytes(self) -> int:
-        """max.message.bytes of `rows` and `dlq`."""
+        """max.message.bytes of `rows`."""
         return self.row_bytes + HEADER_ROOM + BATCH_OVERHEAD
+
+    @property
+    def dead_letter_message_bytes(self) -> int:
+        """max.message.bytes of `dlq`: anything that `rows` took, and the headers that say why."""
+        return self.row_message_bytes + HEADER_ROOM
 
     @property
     def group_message_bytes(self) -> int:
@@ -31,7 +36,7 @@ class Limits:
     @property
     def largest_message_bytes(self) -> int:
         """message.max.bytes and replica.fetch.max.bytes of the broker, and of a producer."""
-        return max(self.row_message_bytes, self.group_message_bytes)
+        return max(self.dead_letter_message_bytes, self.group_message_bytes)
 
     @property
     def socket_request_bytes(self) -> int:

@@ -86,6 +86,7 @@ class Topics:
         kept = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
         compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
         row_size = {"max.message.bytes": str(limits.row_message_bytes)}
+        letter_size = {"max.message.bytes": str(limits.dead_letter_message_bytes)}
         group_size = {"max.message.bytes": str(limits.group_message_bytes)}
         week = {"cleanup.policy": "delete", "retention.ms": str(7 * 24 * 3600 * 1000)}
         brief = {
@@ -105,5 +106,5 @@ class Topics:
             TopicSpec(self.dispatch, 1, compacted),
             TopicSpec(self.control, 1, compacted),
             TopicSpec(self.status, 1, brief),
-            TopicSpec(self.dlq, num_partitions, week | row_size),
+            TopicSpec(self.dlq, num_partitions, week | letter_size),
         ]

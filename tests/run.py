@@ -80,7 +80,10 @@ def control(config: Config, key: str, value: bytes | None) -> None:
 
 
 def send(
-    config: Config, topic: str, records: Iterable[tuple[int, bytes | None, bytes | None]]
+    config: Config,
+    topic: str,
+    records: Iterable[tuple[int, bytes | None, bytes | None]],
+    compression: str = "none",
 ) -> None:
     """(partition, key, value) each; all are acknowledged when this returns."""
     failures: list[KafkaError] = []
@@ -89,7 +92,9 @@ def send(
             "bootstrap.servers": config.kafka.bootstrap_servers,
             "enable.idempotence": True,
             "message.max.bytes": config.kafka.limits.largest_message_bytes,
+            "batch.size": 16_384,
             "linger.ms": 1,
+            "compression.type": compression,
         }
     )
     for partition, key, value in records:

@@ -130,7 +130,8 @@ def test_every_key_is_documented():
 
 
 def test_limits_derive_from_two_sizes():
-    limits = Limits(row_bytes=1000, group_bytes=5000)
+    limits = Limits(row_bytes=1000, group_bytes=500_000)
     assert limits.row_message_bytes - limits.row_bytes > HEADER_ROOM
+    assert limits.dead_letter_message_bytes - limits.row_message_bytes == HEADER_ROOM
     assert limits.largest_message_bytes == limits.group_message_bytes
     assert limits.socket_request_bytes > limits.largest_message_bytes

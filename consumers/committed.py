@@ -1,0 +1,167 @@
+"""What the last commit says about a partition of `rows`: where to begin, and what is settled.
+
+Nothing is ever assumed in its place: an error is no "no commit", and no commit is only legal
+where nothing was ever settled.
+"""
+
+import time
+from typing import NamedTuple
+
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from consumers.settlement import SettledSet
+from schemas.clients import consumer_config
+from schemas.codec import decode
+from schemas.config import KafkaConfig
+from schemas.errors import DeadlineExceeded, GroupstreamError, OffsetsLost
+from schemas.identity import initial_watermark, task_of
+from schemas.records import EventKind, GroupEvent, Manifest
+from schemas.topics import Topics
+
+STEP_S = 5.0
+SHOWN_TASKS = 20
+
+
+class Committed(NamedTuple):
+    partition: int
+    offset: int
+    settled: SettledSet
+    seen: int
+
+
+class CommittedState:
+    """`deadline_s` covers the transaction timeout: a hung transaction hides the offsets so long."""
+
+    def __init__(self, kafka: KafkaConfig, topics: Topics, manifest: Manifest) -> None:
+        self._kafka = kafka
+        self._topics = topics
+        self._manifest = manifest
+        self._deadline_s = 60.0 + kafka.transaction_timeout_ms / 1000
+
+    def read(self, consumer: Consumer, numbers: list[int]) -> list[Committed]:
+        """Raises OffsetsLost, MetadataUnreadable, DeadlineExceeded."""
+        asked = [TopicPartition(self._topics.rows, number) for number in numbers]
+        end = time.monotonic() + self._deadline_s
+        return [self._one(consumer, found, end) for found in _offsets(consumer, asked, end)]
+
+    def _one(self, consumer: Consumer, found: TopicPartition, end: float) -> Committed:
+        low, high = _watermarks(consumer, found, end)
+        if found.offset == OFFSET_INVALID:
+            self._require_untouched(found.partition, low, end)
+            start = initial_watermark(
+                found.partition, self._manifest.num_partitions, self._manifest.first_task_index
+            )
+            return Committed(found.partition, 0, SettledSet(start), 0)
+        settled, seen = SettledSet.decode(found.metadata or "")
+        if not low <= found.offset <= high:
+            raise OffsetsLost(
+                f"{self._where(found.partition)}: committed offset {found.offset} is outside "
+                f"{low}..{high}, what the topic still has. {self._unsettled(found, settled)} "
+                "Retention or a deletion took their rows: raise retention.ms of the topic, and "
+                "start a new run from the last checkpoint"
+            )
+        return Committed(found.partition, found.offset, settled, seen)
+
+    def _require_untouched(self, number: int, low: int, end: float) -> None:
+        """Raises OffsetsLost where a partition without a commit has a past."""
+        if low > 0:
+            raise OffsetsLost(
+                f"{self._where(number)} has no committed offset, and begins at offset {low}: what "
+                "was below is lost with its tasks; start a new run from the last checkpoint"
+            )
+        kinds = (EventKind.ACCEPTED, EventKind.ABANDONED)
+        events, first = _events(self._kafka, self._topics, number, end)
+        tasks = [event.task_index for event in events if event.kind in kinds]
+        if tasks or first > 0:
+            raise OffsetsLost(
+                f"{self._where(number)} has no committed offset, but `events` begins at offset "
+                f"{first} and has settled tasks {_shown(sorted(tasks))}: the offsets of group "
+                f"{self._topics.assembler_group} were deleted or have expired, and beginning again "
+                "would train these tasks twice; start a new run from the last checkpoint"
+            )
+
+    def _unsettled(self, found: TopicPartition, settled: SettledSet) -> str:
+        partitions = self._manifest.num_partitions
+        holes = [n for n in range(settled.watermark, settled.end) if n not in settled]
+        tasks = [task_of(ordinal, found.partition, partitions) for ordinal in holes]
+        above = task_of(settled.end, found.partition, partitions)
+        return f"Unsettled: tasks {_shown(tasks)} and all from {above} on."
+
+    def _where(self, number: int) -> str:
+        return f"partition {number} of {self._topics.rows}"
+
+
+def _shown(tasks: list[int]) -> str:
+    more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
+    return f"{tasks[:SHOWN_TASKS]}{more}"
+
+
+def _offsets(consumer: Consumer, asked: list[TopicPartition], end: float) -> list[TopicPartition]:
+    """Committed offsets; waits while a transaction that may still change them is open."""
+    while True:
+        problem: KafkaError | None = None
+        try:
+            found = consumer.committed(asked, timeout=STEP_S)
+            problem = next((p.error for p in found if p.error is not None), None)
+            if problem is None:
+                return list(found)
+        except KafkaException as error:
+            problem = error.args[0]
+        _retry_or_raise(problem, f"committed offsets of {asked}", end)
+
+
+def _watermarks(consumer: Consumer, partition: TopicPartition, end: float) -> tuple[int, int]:
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(partition, timeout=STEP_S)
+            return int(low), int(high)
+        except KafkaException as error:
+            _retry_or_raise(error.args[0], f"offsets of {partition}", end)
+
+
+RETRIED = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._WAIT_COORD)
+
+
+def _retry_or_raise(problem: KafkaError, what: str, end: float) -> None:
+    if not (problem.retriable() or problem.code() in RETRIED):
+        raise GroupstreamError(f"could not read {what}: {problem.str()}")
+    if time.monotonic() > end:
+        raise DeadlineExceeded(
+            f"could not read {what} in time: {problem.str()}: does the broker answer, and does an "
+            "unfinished transaction of another process end?"
+        )
+    time.sleep(0.05)
+
+
+def _events(
+    kafka: KafkaConfig, topics: Topics, number: int, end: float
+) -> tuple[list[GroupEvent], int]:
+    """The committed events of a partition, and the offset at which it begins."""
+    settings = consumer_config(kafka, f"{topics.run_id}.assembler.events")
+    consumer = Consumer(settings | {"enable.partition.eof": True, "auto.offset.reset": "earliest"})
+    events: list[GroupEvent] = []
+    partition = TopicPartition(topics.events, number, 0)
+    try:
+        first, _ = _watermarks(consumer, partition, end)
+        consumer.assign([partition])
+        while time.monotonic() < end:
+            message = consumer.poll(0.1)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                record = decode(message.value())
+                events += [record] if isinstance(record, GroupEvent) else []
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return events, first
+            elif not error.retriable():
+                raise GroupstreamError(f"could not read {topics.events}: {error.str()}")
+    finally:
+        consumer.close()
+    raise DeadlineExceeded(f"{topics.events} partition {number} was not read to its end in time")

@@ -1,0 +1,1 @@
+"""The command lines: one program a role, and `groupstream` for everything together."""

@@ -1,0 +1,1 @@
+"""`groupstream demo`: the whole line on this machine, with a small model that learns."""
