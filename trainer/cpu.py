@@ -6,6 +6,7 @@ megatron-core still names "cuda" devices, streams and generators: all of them be
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -40,9 +41,9 @@ def install() -> None:
     if _undo:
         return
     _replace_cuda_functions()
-    mode = _CudaMeansCpu()
-    mode.__enter__()
-    _undo.append(lambda: mode.__exit__(None, None, None))
+    mode = ExitStack()
+    mode.enter_context(_CudaMeansCpu())
+    _undo.append(mode.close)
 
 
 def uninstall() -> None:

@@ -56,8 +56,9 @@ def _join(timeout: timedelta) -> None:
     if "WORLD_SIZE" in os.environ:
         distributed.init_process_group(cpu.backend(), timeout=timeout)
         return
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     distributed.init_process_group(
-        cpu.backend(), store=distributed.HashStore(), rank=0, world_size=1, timeout=timeout
+        cpu.backend(), store=store, rank=0, world_size=1, timeout=timeout
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from megatron.core import parallel_state
@@ -123,7 +123,7 @@ def to_hf(split: Split, shards: Sequence[Tensor], architecture: Architecture) ->
     groups = whole.view(
         architecture.num_query_groups, per_group + 2, architecture.head_dim, *whole.shape[1:]
     )
-    parts = groups.split([per_group, 1, 1], dim=1)
+    parts = torch.split(groups, [per_group, 1, 1], dim=1)
     return [part.reshape(-1, *whole.shape[1:]) for part in parts]
 
 
@@ -175,7 +175,7 @@ class _Reader:
         if not files:
             raise ConfigError(f"{directory} has no *.safetensors file: save the model as such")
         self._directory = directory
-        self._by_name = {}
+        self._by_name: dict[str, Any] = {}
         for path in files:
             opened = stack.enter_context(safe_open(path, framework="pt"))
             self._by_name |= dict.fromkeys(opened.keys(), opened)

@@ -318,13 +318,13 @@ class Engine:
     def _end(self, reason: str) -> None:
         self._ended = reason
         work, self._work = self._work, _Work()
-        commands = [*work.running.values(), *work.waiting, *work.loads]
+        unfinished: list[_Submit | _Load] = [*work.running.values(), *work.waiting, *work.loads]
         while not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, _Submit | _Load):
-                commands.append(command)
-        for command in commands:
-            _fail(command.future, f"the engine ended: {reason}")
+                unfinished.append(command)
+        for ended in unfinished:
+            _fail(ended.future, f"the engine ended: {reason}")
 
 
 def _fail(future: Future[Any], message: str, failure_class: FailureClass = "infra") -> None:

@@ -71,8 +71,8 @@ def extract_answer(text: str, settings: FamilySettings) -> str | None:
             _, marker, answer = text.rpartition(settings.marker)
             return answer.strip() if marker else None
         case "answer_tag":
-            answer: str | None = reasoning_gym.utils.extract_answer(text)
-            return answer
+            tagged: str | None = reasoning_gym.utils.extract_answer(text)
+            return tagged
         case "whole":
             return text.strip()
 
