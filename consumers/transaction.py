@@ -4,6 +4,7 @@ Every error of the producer becomes one of three answers: try the same call agai
 deadline, void (abort, and read the committed state again), or fenced (this process ends).
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,8 @@ DEADLINE_S = 120.0  # a broker may be away for a minute
 STEP_S = 5.0  # of one blocking call
 FULL_QUEUE_STEP_S = 0.05
 FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+
+log = logging.getLogger(__name__)
 
 
 class Void(Exception):
@@ -129,6 +132,7 @@ class Transactions:
                         f"{self._id}: {name} did not end within {deadline_s:.0f} s "
                         f"({error.args[0].str()}): does the broker answer?"
                     ) from error
+                log.warning("%s, trying again: %s", self._id, failure)
 
     def _classified(self, name: str, error: KafkaException) -> Exception:
         cause: KafkaError = error.args[0]

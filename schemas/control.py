@@ -31,6 +31,9 @@ from schemas.topics import Topics
 LEADER_MOVES = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_LEADER_EPOCH,  # a restarted broker answers before it leads again
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError._TRANSPORT,
 )
 NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT)
@@ -93,7 +96,7 @@ class ControlLog:
             settings | {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
         )
         self._consumer.assign([TopicPartition(self._topic, 0, 0)])
-        self._admin = AdminClient(common_config(kafka, f"{client_id}.control.end"))
+        self._admin_settings = common_config(kafka, f"{client_id}.control.end")
 
     def read_to_end(self, deadline_s: float = 60.0) -> ControlState:
         """Everything committed when this was called. Raises DeadlineExceeded."""
@@ -122,13 +125,14 @@ class ControlLog:
         Not the last stable offset: a commit returns before its markers are written, and what it
         covered would be missed.
         """
+        admin = AdminClient(self._admin_settings)  # gone with this call: nothing asks it again
         partition = TopicPartition(self._topic, 0)
         asked = {partition: OffsetSpec.latest()}
-        missing_from = time.monotonic() + TOPIC_APPEARS_S
+        missing_from: float | None = None  # the broker may be away until long after our start
         while True:
             left = end - time.monotonic()
             try:
-                answers = self._admin.list_offsets(
+                answers = admin.list_offsets(
                     asked,
                     isolation_level=IsolationLevel.READ_UNCOMMITTED,
                     request_timeout=max(0.1, left),
@@ -136,7 +140,11 @@ class ControlLog:
                 return int(answers[partition].result().offset)
             except KafkaException as error:
                 code = error.args[0].code()
-                if code in NO_TOPIC and time.monotonic() > missing_from:
+                if code not in NO_TOPIC:
+                    missing_from = None
+                elif missing_from is None:
+                    missing_from = time.monotonic()
+                elif time.monotonic() - missing_from > TOPIC_APPEARS_S:
                     raise ManifestMismatch(
                         f"topic {self._topic} does not exist: create the run with "
                         "`groupstream-init` first, or correct run.id or kafka.bootstrap_servers"

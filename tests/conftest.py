@@ -1,8 +1,15 @@
-"""Hypothesis profiles: `default` for every run, HYPOTHESIS_PROFILE=nightly for the long one."""
+"""What every test may use: the session's broker, a run id, and the Hypothesis profiles.
+
+Profiles: `default` for every run, HYPOTHESIS_PROFILE=nightly for the long one.
+"""
 
 import os
 
 from hypothesis import HealthCheck, settings
+
+from tests.broker import broker, pytest_report_collectionfinish, run_id
+
+__all__ = ["broker", "pytest_report_collectionfinish", "run_id"]
 
 # A busy machine is no failure of ours, so no example has a deadline.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -2,8 +2,6 @@
 in the directory GROUPSTREAM_REAL_ROLLOUTS, or ../shared/data seen from the repository."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +11,11 @@ from schemas.codec import decode, encode
 from schemas.errors import RowRejected
 from schemas.validation import check_row
 from schemas.vectors import logprobs, tokens
+from tests.nemo_rollouts import REAL_FILES
 from tests.prompts import make_group
 from tests.rows import make_manifest, make_started
 
 MANIFEST = make_manifest()
-REAL = Path(
-    os.environ.get("GROUPSTREAM_REAL_ROLLOUTS", Path(__file__).parents[3] / "shared" / "data")
-)
 
 
 def item(prompt, sampled, values=None, kind="message", **more):
@@ -197,7 +193,7 @@ def check_real_records(path):
         ]
 
 
-if REAL_FILES := sorted(REAL.glob("*.jsonl")):
+if REAL_FILES:
 
     @pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.name)
     def test_real_records_become_rows_or_a_clear_answer(path):

@@ -77,9 +77,10 @@ def engine() -> tuple[str | None, str]:
         return None, f"Kafka {KAFKA_VERSION} as a Java process ({error.reason})"
 
 
-def pytest_report_collectionfinish() -> str:
-    """In the header. pytest_report_header is not called for a conftest below the root."""
-    return f"integration broker: {engine()[1]}"
+def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
+    """Says where Kafka runs, if a collected test needs it."""
+    needed = any("broker" in getattr(item, "fixturenames", ()) for item in items)
+    return [f"broker: {engine()[1]}"] if needed else []
 
 
 @pytest.fixture(scope="session")
