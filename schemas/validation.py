@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from schemas.errors import RowRejected
 from schemas.records import RolloutRow, Trace
@@ -74,23 +75,30 @@ def _check_vectors(trace: Trace, here: str) -> None:
     if not finite.all():
         at = int(np.argmin(finite))
         raise RowRejected("generation_logprobs", f"{here}: logprob at token {at} is {values[at]}")
-    sampled = _sampled_mask(trace, len(ids), here)
-    if values[~sampled].any():
-        at = int(np.flatnonzero(~sampled & (values != 0))[0])
-        raise RowRejected(
-            "generation_logprobs", f"{here}: logprob {values[at]} at token {at}, outside every span"
-        )
+    _check_spans(trace, len(ids), here)
+    _check_gaps(trace, values, here)
 
 
-def _sampled_mask(
-    trace: Trace, length: int, here: str
-) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """[length] bool: the tokens that this trace's model calls sampled."""
+def _check_gaps(trace: Trace, values: NDArray[np.float32], here: str) -> None:
+    """What was not sampled has no log-probability."""
+    ends = [0, *(span.end for span in trace.sampled_spans)]
+    starts = [*(span.start for span in trace.sampled_spans), len(values)]
+    for gap_start, gap_end in zip(ends, starts, strict=True):
+        gap = values[gap_start:gap_end]
+        if gap.any():
+            at = gap_start + int(np.flatnonzero(gap)[0])
+            raise RowRejected(
+                "generation_logprobs",
+                f"{here}: logprob {values[at]} at token {at}, outside every span",
+            )
+
+
+def _check_spans(trace: Trace, length: int, here: str) -> None:
+    """Ascending, inside the trace, each of a call that the trace lists."""
     if len(set(trace.model_call_ids)) != len(trace.model_call_ids):
         raise RowRejected("model_call_ids", f"{here}: a model call is listed twice")
     if not trace.sampled_spans:
         raise RowRejected("sampled_spans", f"{here}: no sampled_spans")
-    sampled = np.zeros(length, dtype=np.bool_)
     previous_end = 1
     for span in trace.sampled_spans:
         if not previous_end <= span.start < span.end <= length:
@@ -109,6 +117,4 @@ def _sampled_mask(
                 f"{here}: call {span.model_call_id!r} ran from version {span.version_start} to "
                 f"{span.version_end}",
             )
-        sampled[span.start : span.end] = True
         previous_end = span.end
-    return sampled

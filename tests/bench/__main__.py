@@ -1,4 +1,4 @@
-"""python -m tests.bench [groups=1500] [tokens=2048] [rounds=3] [rate=20] [latency_groups=400]"""
+"""python -m tests.bench [groups=3000] [tokens=2048] [rounds=3] [rate=20] [latency_groups=400]"""
 
 import shutil
 import sys
@@ -11,7 +11,7 @@ from tests.bench import assembly, latency
 from tests.bench.load import own_directory
 from tests.bench.results import write
 
-DEFAULTS = {"groups": 1500, "tokens": 2048, "rounds": 3, "rate": 20, "latency_groups": 400}
+DEFAULTS = {"groups": 3000, "tokens": 2048, "rounds": 3, "rate": 20, "latency_groups": 400}
 
 
 def main(arguments: list[str]) -> None:

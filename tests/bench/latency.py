@@ -44,18 +44,14 @@ def _waits(config: Config, manifest: Manifest, groups: int, period_s: float) -> 
     read = threading.Thread(target=_read, args=(config, topics, groups, readable))
     read.start()
     producer = Producer(producer_config(config.kafka, "bench") | {"linger.ms": 0})
-    begin_s = time.monotonic()
-    for task_index in range(groups):
-        payloads = list(rows_of(manifest, task_index, TOKENS))
-        while (left_s := begin_s + task_index * period_s - time.monotonic()) > 0:
-            producer.poll(left_s)
 
-        def acknowledge(error: object, _message: object, task: int = task_index) -> None:
+    def send(task_index: int) -> None:
+        def acknowledge(error: object, _message: object) -> None:
             if error is not None:
                 raise RuntimeError(error)
-            acknowledged[task] = time.monotonic()  # the last row's comes last
+            acknowledged[task_index] = time.monotonic()  # the last row's comes last
 
-        for payload in payloads:
+        for payload in rows_of(manifest, task_index, TOKENS):
             producer.produce(
                 topics.rows,
                 payload,
@@ -64,11 +60,28 @@ def _waits(config: Config, manifest: Manifest, groups: int, period_s: float) -> 
                 on_delivery=acknowledge,
             )
         producer.flush(30)
+
+    begin_s = time.monotonic()
+    for task_index in range(groups):
+        if task_index == WARM_UP:
+            _wait_until(lambda: len(readable) == WARM_UP)
+            begin_s = time.monotonic() - WARM_UP * period_s
+        while (left_s := begin_s + task_index * period_s - time.monotonic()) > 0:
+            producer.poll(left_s)
+        send(task_index)
     read.join(DEADLINE_S)
     missing = sorted(set(acknowledged) - set(readable))
     if missing:
         raise RuntimeError(f"tasks {missing[:10]} were not readable within {DEADLINE_S:.0f} s")
     return {t: 1000 * (readable[t] - acknowledged[t]) for t in sorted(acknowledged)}
+
+
+def _wait_until(happened: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not happened():
+        if time.monotonic() > end_s:
+            raise RuntimeError(f"the warm-up's groups were not readable in {DEADLINE_S:.0f} s")
+        time.sleep(0.01)
 
 
 def _read(config: Config, topics: Topics, groups: int, readable: dict[int, float]) -> None:
