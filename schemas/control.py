@@ -97,7 +97,8 @@ class ControlLog:
         )
         self._consumer.assign([TopicPartition(self._topic, 0, 0)])
         # Warnings and worse: it says at its end that it ends with events unserved.
-        self._admin_settings = common_config(kafka, f"{client_id}.control.end") | {"log_level": 4}
+        settings = common_config(kafka, f"{client_id}.control.end") | {"log_level": 4}
+        self._admin = AdminClient(settings)
 
     def read_to_end(self, deadline_s: float = 60.0) -> ControlState:
         """Everything committed when this was called. Raises DeadlineExceeded."""
@@ -126,14 +127,13 @@ class ControlLog:
         Not the last stable offset: a commit returns before its markers are written, and what it
         covered would be missed.
         """
-        admin = AdminClient(self._admin_settings)  # gone with this call: nothing asks it again
         partition = TopicPartition(self._topic, 0)
         asked = {partition: OffsetSpec.latest()}
         missing_from: float | None = None  # the broker may be away until long after our start
         while True:
             left = end - time.monotonic()
             try:
-                answers = admin.list_offsets(
+                answers = self._admin.list_offsets(
                     asked,
                     isolation_level=IsolationLevel.READ_UNCOMMITTED,
                     request_timeout=max(0.1, left),
@@ -176,6 +176,7 @@ class ControlLog:
 
     def close(self) -> None:
         self._consumer.close()
+        del self._admin  # it has no close(), and would go on to look for the broker
 
     def _apply(self, message: Any) -> None:
         value = message.value()
