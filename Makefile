@@ -20,7 +20,7 @@ demo: $(VENV)/.installed  ## the whole line on this machine; settings: DEMO="see
 	@$(RUN)/groupstream demo $(DEMO)
 
 test: $(VENV)/.installed  ## unit and integration tests, with a real Kafka
-	@$(RUN)/pytest $(TESTS)
+	@$(RUN)/pytest --numprocesses 2 --dist loadfile $(TESTS)
 
 lint: $(VENV)/.installed  ## ruff, formatting, mypy --strict on schemas and the pure cores
 	@$(RUN)/ruff check .
