@@ -93,7 +93,12 @@ def test_a_process_that_sleeps_past_its_session_doubles_nothing(
             os.kill(sleeper.pid, signal.SIGCONT)
             run.send_rows(sent[600:])
             wait_for("200 groups", lambda: len(run.groups()) >= 200)
-            wait_for("waking", lambda: run.heartbeat("a").get("partitions", 0) == 1)
+            # Asleep for longer than its transaction may be open, it wakes fenced by the broker.
+            wait_for(
+                "waking",
+                lambda: run.heartbeat("a").get("partitions", 0) == 1 or sleeper.poll() is not None,
+            )
+            assert sleeper.poll() is None or "errors.Fenced" in (tmp_path / "a.log").read_text()
     assert_whole(run, run.groups(), sent)
     assert_each_task_ended_once(run, 200)
 
