@@ -8,8 +8,8 @@ from typing import Any
 
 from schemas.config import KafkaConfig
 from schemas.errors import ConfigError
+from schemas.limits import MIB
 
-MIB = 1024 * 1024
 FIXED_CONSUMER: dict[str, Any] = {
     "isolation.level": "read_committed",
     "enable.auto.commit": False,
