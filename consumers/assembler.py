@@ -66,6 +66,7 @@ class _Turn:
     now: Now
     decisions: list[Decision] = field(default_factory=list)
     was_committed: bool = False
+    offset: int = -1  # of the record, if it is one
 
 
 class Assembler:
@@ -95,7 +96,7 @@ class Assembler:
         partition = self.partitions.get(incoming.partition)
         if partition is None or incoming.offset < partition.position:
             return []
-        turn = _Turn(now, was_committed=incoming.offset < partition.seen)
+        turn = _Turn(now, was_committed=incoming.offset < partition.seen, offset=incoming.offset)
         try:
             record = self._admission.admit(incoming)
         except (RecordUnreadable, RowRejected) as error:
@@ -166,7 +167,11 @@ class Assembler:
             self._admission.check_reach(record, partition.settled.watermark)
             if isinstance(record, CancelRequested):
                 event = record_event(
-                    record, EventKind.ABANDONED, turn.now.wall_ms, reason=record.reason
+                    record,
+                    EventKind.ABANDONED,
+                    turn.now.wall_ms,
+                    incoming.offset,
+                    reason=record.reason,
                 )
                 self._abandon(turn, partition, event)
                 return
@@ -315,6 +320,7 @@ class Assembler:
                 cohort,
                 EventKind.ATTEMPT_FAILED,
                 turn.now.wall_ms,
+                rows_offset=turn.offset if once else -1,
                 reason=reason,
                 failure_class=failure_class,
                 message=message,
@@ -340,7 +346,7 @@ class Assembler:
         self, turn: _Turn, partition: int, record: OfAttempt, kind: EventKind, message: str = ""
     ) -> None:
         if not turn.was_committed:
-            event = record_event(record, kind, turn.now.wall_ms, message=message)
+            event = record_event(record, kind, turn.now.wall_ms, turn.offset, message=message)
             turn.decisions.append(EmitEvent(partition, event))
 
     def _dead_letter(self, turn: _Turn, incoming: Incoming, reason: str, message: str) -> None:

@@ -19,14 +19,21 @@ def identity_of(record: OfAttempt) -> dict[str, Any]:
 
 
 def record_event(
-    record: OfAttempt, kind: EventKind, at_ms: int, *, reason: str = "", message: str = ""
+    record: OfAttempt,
+    kind: EventKind,
+    at_ms: int,
+    rows_offset: int,
+    *,
+    reason: str = "",
+    message: str = "",
 ) -> GroupEvent:
-    """What one record of `rows` caused."""
+    """What the record at `rows_offset` of `rows` caused."""
     named = {name: getattr(record, name) for name in _FROM_RECORD if hasattr(record, name)}
     return GroupEvent(
         **identity_of(record),
         **named,
         kind=kind,
+        rows_offset=rows_offset,
         reason=reason[:MAX_MESSAGE_CHARS],
         message=message[:MAX_MESSAGE_CHARS],
         at_ms=at_ms,
@@ -38,17 +45,19 @@ def cohort_event(
     kind: EventKind,
     at_ms: int,
     *,
+    rows_offset: int = -1,
     reason: str = "",
     failure_class: str = "",
     message: str = "",
 ) -> GroupEvent:
-    """What became of a whole cohort."""
+    """What became of a whole cohort; `rows_offset` where a single record decided it."""
     return GroupEvent(
         **identity_of(cohort.identity),
         kind=kind,
         execution_id=cohort.execution_id,
         shard=cohort.shard,
         replica=cohort.replica,
+        rows_offset=rows_offset,
         generation_version=cohort.generation_version,
         reason=reason[:MAX_MESSAGE_CHARS],
         failure_class=failure_class[:MAX_MESSAGE_CHARS],

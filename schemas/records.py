@@ -154,6 +154,7 @@ class GroupEvent(OfAttempt, frozen=True, kw_only=True):
     shard: str = ""
     replica: int = -1
     row_index: int = -1
+    rows_offset: int = -1
     generation_version: int = -1
     at_ms: int
 

@@ -35,6 +35,7 @@ def run_role(
     log_to_terminal()
     die_with_supervisor()
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # says where every thread stands, and goes on
     stop = stop_on_signals()
     try:
         config = load_config(config_file, overrides or [])
