@@ -16,6 +16,7 @@ from consumers.admission import Admission, Incoming
 from consumers.buffered import Buffered
 from consumers.cohort import Cohort
 from consumers.decisions import CommitPoint, Decision, EmitEvent, EmitGroup
+from consumers.enrichment import Enrichment, TeacherOf, TeacherRequest, no_teacher
 from consumers.partition import Partition
 from consumers.replay_buffer import FIRST_DELAY_S, Answer, ReplayBuffer, next_delay_s
 from consumers.settlement import SettledSet
@@ -33,6 +34,7 @@ from schemas.records import (
     Manifest,
     OfAttempt,
     RolloutRow,
+    TeacherLogprobs,
 )
 from schemas.validation import check_row
 
@@ -70,9 +72,12 @@ class _Turn:
 
 
 class Assembler:
-    def __init__(self, manifest: Manifest, budget_bytes: int) -> None:
+    def __init__(
+        self, manifest: Manifest, budget_bytes: int, teacher_of: TeacherOf = no_teacher
+    ) -> None:
         self.counts = Counts()
         self.buffered = Buffered(budget_bytes)
+        self.enrichment = Enrichment(teacher_of)
         self.partitions: dict[int, Partition] = {}
         self._manifest = manifest
         self._admission = Admission(manifest)
@@ -89,7 +94,7 @@ class Assembler:
         for number in numbers:
             partition = self.partitions.pop(number, None)
             for cohort in partition.cohorts() if partition else ():
-                self.buffered.forget(cohort)
+                self._forget(cohort)
 
     def receive(self, incoming: Incoming, now: Now) -> list[Decision]:
         """One record. Those of partitions that are not ours, or read before, decide nothing."""
@@ -135,6 +140,35 @@ class Assembler:
         decisions = self._offer_again([cohort], now) if cohort.is_resident else []
         self.buffered.keep_to_budget(self._live())
         return decisions
+
+    def teacher_request(self, teacher: str) -> TeacherRequest | None:
+        """What that teacher, which has nothing to do, is asked next."""
+        cohort = self.enrichment.next_of(teacher)
+        if cohort is None:
+            return None
+        if not cohort.is_resident:
+            self.buffered.unread[cohort.key] = cohort  # it is asked when they are read again
+            return None
+        return self.enrichment.ask(cohort, teacher)
+
+    def teacher_answered(
+        self, number: int, logprobs: list[TeacherLogprobs], now: Now
+    ) -> list[Decision]:
+        """The group is offered with what its teacher said of it."""
+        cohort = self.enrichment.answered(number)
+        if cohort is None:
+            return []
+        cohort.teacher_logprobs = logprobs
+        return self._offer_again([cohort], now)
+
+    def teacher_failed(self, number: int, message: str, now: Now) -> list[Decision]:
+        """The attempt fails: its group would be trained without what its agent is to have."""
+        cohort = self.enrichment.answered(number)
+        if cohort is None:
+            return []
+        turn = _Turn(now)
+        self._fail(turn, cohort, "teacher_failed", "infra", message)
+        return turn.decisions
 
     @property
     def has_changed(self) -> bool:
@@ -245,13 +279,18 @@ class Assembler:
         return turn.decisions
 
     def _offer(self, turn: _Turn, cohort: Cohort) -> None:
-        """Asks the replay buffer for a complete cohort, and does as it says."""
+        """Asks the replay buffer for a complete cohort, and does as it says.
+
+        A group that lacks its teacher's answer gets it first, while it would have to wait anyway.
+        """
         self.buffered.stop_waiting(cohort)
         identity = cohort.identity
         answer = self._replay_buffer.offer(
             identity.target_step, cohort.generation_version, identity.purpose
         )
-        if answer is Answer.FULL:
+        if answer is not Answer.STALE and self.enrichment.lacks(cohort):
+            self.enrichment.wait(cohort)
+        elif answer is Answer.FULL:
             cohort.delay_s = next_delay_s(cohort.delay_s) if cohort.delay_s else FIRST_DELAY_S
             cohort.offer_at_s = turn.now.monotonic_s + cohort.delay_s
             self.buffered.held[cohort.key] = cohort
@@ -276,6 +315,7 @@ class Assembler:
             execution_id=cohort.execution_id or "",
             generation_version=cohort.generation_version,
             accepted_at_ms=turn.now.wall_ms,
+            teacher_logprobs=cohort.teacher_logprobs or [],
             rows=[],
         )
         value = encode_group(header, cohort.payloads())
@@ -327,14 +367,18 @@ class Assembler:
             )
             turn.decisions.append(EmitEvent(cohort.partition, event))
             self.counts.attempts_failed += 1
-        self.buffered.forget(cohort)
+        self._forget(cohort)
         cohort.failed = True
         self.partitions[cohort.partition].has_changed = True
 
     def _settle(self, partition: Partition, task_index: int) -> None:
         for cohort in partition.settle(task_index):
-            self.buffered.forget(cohort)
+            self._forget(cohort)
         partition.has_changed = True
+
+    def _forget(self, cohort: Cohort) -> None:
+        self.enrichment.forget(cohort)
+        self.buffered.forget(cohort)
 
     def _late(self, turn: _Turn, partition: Partition, record: OfAttempt, message: str) -> None:
         """A start or a request that comes late needs no answer; a row is counted and told."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from schemas.codec import PREFIX_BYTES
 from schemas.errors import RowRejected
-from schemas.records import ExecutionStarted, OfAttempt, RolloutRow
+from schemas.records import ExecutionStarted, OfAttempt, RolloutRow, TeacherLogprobs
 
 DIGEST_BYTES = 16
 
@@ -63,6 +63,7 @@ class Cohort:
     last_offset: int = -1  # of its latest row: of two complete cohorts the lower was first
     delay_s: float = 0.0
     offer_at_s: float = 0.0  # monotonic
+    teacher_logprobs: list[TeacherLogprobs] | None = None  # None until the teacher answered
 
     @property
     def task_index(self) -> int:
@@ -155,6 +156,7 @@ class Cohort:
         """The rows are not wanted any more, now or later."""
         self.rows.clear()
         self.rows_bytes = self.resident_bytes = 0
+        self.teacher_logprobs = None
 
     def payloads(self) -> list[bytes]:
         """[G] payloads in row_index order. Only of a complete, resident cohort."""

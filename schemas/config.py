@@ -257,6 +257,39 @@ class ShardConfig(Section):
     max_concurrent_groups: Count = Field(16, description="Attempts that one replica runs at once.")
 
 
+class TeacherConfig(Section):
+    model_name: str = Field(
+        description="Directory of a Hugging Face model with the policy's tokens; with a base_url "
+        "the name that the server knows it by."
+    )
+    base_url: str | None = Field(
+        None,
+        description="An OpenAI-compatible server, as http://host:8000/v1; null = vLLM in a "
+        "process of the assembler's own.",
+    )
+    api_key_env: str | None = Field(
+        None, description="Name of the environment variable that holds the server's key."
+    )
+    timeout_s: Seconds = Field(120.0, description="Of one try, for all rows of a group.")
+    max_retries: NonNegative = Field(2, description="Tries after the first one failed.")
+    vllm_cfg: VllmConfig = VllmConfig()
+
+
+class TeachersConfig(Section):
+    models: dict[Name, TeacherConfig] = Field(
+        default_factory=dict, description="Teachers by alias; none = no teacher log-probabilities."
+    )
+    agent_to_teacher: dict[Name, Name] = Field(
+        default_factory=dict, description="The alias of each agent's teacher."
+    )
+    default_teacher: Name | None = Field(
+        None, description="Alias for agents that agent_to_teacher leaves out; null = no teacher."
+    )
+    strict: bool = Field(
+        False, description="An agent that agent_to_teacher leaves out is an error at start."
+    )
+
+
 class CheckpointingConfig(Section):
     enabled: Literal[True] = Field(True, description="A run without checkpoints cannot restart.")
     checkpoint_dir: str | None = Field(None, description="null = <run directory>/checkpoints.")
@@ -291,6 +324,7 @@ class Config(Section):
     shards: dict[Name, ShardConfig] = Field(
         default_factory=dict, description="By name; none = one shard that hosts every agent."
     )
+    teachers: TeachersConfig = TeachersConfig()
     checkpointing: CheckpointingConfig = CheckpointingConfig()
     logger: LoggerConfig = LoggerConfig()
 
@@ -317,6 +351,7 @@ class Config(Section):
             raise ValueError(
                 "logger.wandb.log_nemo_gym_full_result_tables needs logger.wandb_enabled: true"
             )
+        self._check_teachers()
         hosted: dict[str, str] = {}
         for name, shard in self.shards.items():
             for agent in shard.agents:
@@ -332,6 +367,31 @@ class Config(Section):
                     )
                 hosted[agent] = name
         return self
+
+    def _check_teachers(self) -> None:
+        """Raises ValueError for an alias or an agent that does not exist, or has no teacher."""
+        teachers, agents = self.teachers, self.env.agents
+        named = teachers.agent_to_teacher | (
+            {"default_teacher": teachers.default_teacher} if teachers.default_teacher else {}
+        )
+        for who, alias in named.items():
+            if alias not in teachers.models:
+                raise ValueError(
+                    f"teachers: {who} has teacher {alias!r}, which teachers.models does not have: "
+                    f"{sorted(teachers.models)}"
+                )
+        for agent in teachers.agent_to_teacher:
+            if agent not in agents:
+                raise ValueError(
+                    f"teachers.agent_to_teacher names agent {agent!r}, which env.agents does not "
+                    f"have: {sorted(agents)}"
+                )
+        left_out = sorted(set(agents) - set(teachers.agent_to_teacher))
+        if teachers.strict and left_out:
+            raise ValueError(
+                f"teachers.strict: agents {left_out} have no entry in teachers.agent_to_teacher; "
+                "add them, or set strict: false, and default_teacher is theirs"
+            )
 
     @property
     def all_shards(self) -> dict[str, ShardConfig]:

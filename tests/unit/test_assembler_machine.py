@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from consumers.admission import Incoming
 from consumers.assembler import Assembler, Now
 from consumers.decisions import DeadLetter, Decision, EmitEvent, EmitGroup
+from consumers.enrichment import TeacherRequest, logprobs_of
 from consumers.memory import needed_first
 from consumers.settlement import MAX_AHEAD, SettledSet
 from schemas.codec import decode_as, encode, row_payloads
@@ -57,11 +58,15 @@ class Log:
 
 
 class Member:
-    def __init__(self, log: Log, version: int, now: Now) -> None:
+    """`teacher` answers each request with zeros, when a rule says so."""
+
+    def __init__(self, log: Log, version: int, now: Now, teacher: str | None) -> None:
         self.log = log
-        self.assembler = Assembler(MANIFEST, BUDGET_BYTES)
+        self.teacher = teacher
+        self.assembler = Assembler(MANIFEST, BUDGET_BYTES, lambda _: teacher)
         self.assembler.announce(version, now)
         self.uncommitted: list[tuple[int | None, Decision]] = []
+        self.asked: TeacherRequest | None = None
 
     def adopt(self, number: int) -> None:
         commit = self.log.commits[number]
@@ -90,6 +95,22 @@ class Member:
             incoming = Incoming(number, offset, b"key", self.log.records[number][offset])
             self.add(self.assembler.restore(incoming, now))
 
+    def ask(self) -> None:
+        if self.teacher is not None and self.asked is None:
+            self.asked = self.assembler.teacher_request(self.teacher)
+
+    def learn(self, now: Now, *, fails: bool) -> int | None:
+        """The task whose teacher answered or failed."""
+        asked, self.asked = self.asked, None
+        if asked is None:
+            return None
+        if fails:
+            self.add(self.assembler.teacher_failed(asked.number, "no answer", now))
+        else:
+            zeros = logprobs_of(asked, [bytes(len(s.token_ids)) for s in asked.sequences])
+            self.add(self.assembler.teacher_answered(asked.number, zeros, now))
+        return asked.task_index
+
     def flush(self) -> None:
         for point in self.assembler.commit_points():
             self.log.commits[point.partition] = point.offset, point.metadata
@@ -99,13 +120,14 @@ class Member:
 
 
 class Assembly(RuleBasedStateMachine):
-    @initialize(reads_at_once=st.booleans())
-    def begin(self, reads_at_once: bool) -> None:
+    @initialize(reads_at_once=st.booleans(), teacher=st.sampled_from([None, "teacher"]))
+    def begin(self, reads_at_once: bool, teacher: str | None) -> None:
+        self.teacher = teacher
         self.reads_at_once = reads_at_once  # else only when a rule says so
         self.now_s = 0.0
         self.version = 0
         self.log = Log()
-        self.members = [Member(self.log, 0, self.now) for _ in range(3)]
+        self.members = [self.new_member() for _ in range(3)]
         self.owner = [0] * PARTITIONS
         self.tainted: set[int] = set()  # tasks that something was done to
         for number in range(PARTITIONS):
@@ -114,6 +136,9 @@ class Assembly(RuleBasedStateMachine):
     @property
     def now(self) -> Now:
         return Now(int(self.now_s * 1000), self.now_s)
+
+    def new_member(self) -> Member:
+        return Member(self.log, self.version, self.now, self.teacher)
 
     def append(self, record: Record | bytes, number: int, task_index: int | None) -> None:
         value = encode(record) if isinstance(record, Record) else record
@@ -223,6 +248,16 @@ class Assembly(RuleBasedStateMachine):
             member.reread(self.now)
 
     @rule(number=numbers)
+    def teacher_is_asked(self, number: int) -> None:
+        self.members[self.owner[number]].ask()
+
+    @rule(number=numbers, fails=st.sampled_from([False, False, True]))
+    def teacher_answers(self, number: int, fails: bool) -> None:
+        task = self.members[self.owner[number]].learn(self.now, fails=fails)
+        if fails and task is not None:
+            self.tainted.add(task)
+
+    @rule(number=numbers)
     def flush(self, number: int) -> None:
         self.members[self.owner[number]].flush()
 
@@ -239,7 +274,7 @@ class Assembly(RuleBasedStateMachine):
         self.flush(number)
 
     def restart(self, member: int) -> None:
-        self.members[member] = Member(self.log, self.version, self.now)
+        self.members[member] = self.new_member()
         for number in range(PARTITIONS):
             if self.owner[number] == member:
                 self.members[member].adopt(number)
@@ -266,8 +301,10 @@ class Assembly(RuleBasedStateMachine):
             self.records_are_read(number, len(self.log.records[number]))
         for member in self.members:
             member.add(member.assembler.announce(self.version, self.now))
-            for _ in range(TASKS):
+            for _ in range(4 * TASKS):
                 member.reread(self.now)
+                member.ask()
+                member.learn(self.now, fails=False)
             waiting |= self.waiting_for_room(member)
             member.flush()
         self.committed_is_consistent()
@@ -278,8 +315,9 @@ class Assembly(RuleBasedStateMachine):
 
     def waiting_for_room(self, member: Member) -> set[int]:
         """Tasks whose payload was let go, while one that is needed before them fills the memory."""
-        waiting = member.assembler.buffered.waiting()
-        cohorts = [c for p in member.assembler.partitions.values() for c in p.cohorts()]
+        assembler = member.assembler
+        waiting = [*assembler.buffered.waiting(), *assembler.enrichment.waiting()]
+        cohorts = [c for p in assembler.partitions.values() for c in p.cohorts()]
         for cohort in waiting:
             first = needed_first(cohorts)
             assert first is not None
@@ -315,6 +353,8 @@ class Assembly(RuleBasedStateMachine):
             assert [row.row_index for row in group.rows] == [0, 1, 2]
             assert {row.cohort for row in group.rows} == {group.cohort}
             assert {row.execution_id for row in group.rows} == {group.execution_id}
+            taught = [answer.row_index for answer in group.teacher_logprobs]
+            assert taught == ([0, 1, 2] if self.teacher else [])
             assert all(payload in sent for payload in row_payloads(group))
         events = [d.event for _, d in self.log.decisions if isinstance(d, EmitEvent)]
         terminal = [event.task_index for event in events if event.kind in TERMINAL]
@@ -336,7 +376,7 @@ class Assembly(RuleBasedStateMachine):
             for offset, d in self.log.decisions
             if isinstance(d, EmitEvent)
             and d.event.kind not in TERMINAL
-            and d.event.reason != "stale"
+            and d.event.reason not in ("stale", "teacher_failed")
         ]
         assert len(told) == len(set(told))
 
