@@ -5,6 +5,7 @@ where nothing was ever settled.
 """
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from confluent_kafka import (
@@ -25,7 +26,32 @@ from schemas.records import EventKind, GroupEvent, Manifest
 from schemas.topics import Topics
 
 STEP_S = 5.0
+AGAIN_S = 0.05
+
+Waiting = Callable[[str], None]  # told for what, at every try
 SHOWN_TASKS = 20
+
+
+RETRIED = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._WAIT_COORD)
+
+
+class Patience(NamedTuple):
+    """Until when one and the same question is asked again."""
+
+    end_s: float  # monotonic
+    waiting: Waiting
+
+    def again(self, problem: KafkaError, what: str) -> None:
+        """Raises GroupstreamError where another try is of no use, DeadlineExceeded."""
+        if not (problem.retriable() or problem.code() in RETRIED):
+            raise GroupstreamError(f"could not read {what}: {problem.str()}")
+        if time.monotonic() > self.end_s:
+            raise DeadlineExceeded(
+                f"could not read {what} in time: {problem.str()}: does the broker answer, and "
+                "does an unfinished transaction of another process end?"
+            )
+        self.waiting(f"{what} ({problem.str()})")
+        time.sleep(AGAIN_S)
 
 
 class Committed(NamedTuple):
@@ -38,8 +64,11 @@ class Committed(NamedTuple):
 class CommittedState:
     """`deadline_s` covers the transaction timeout: a hung transaction hides the offsets so long."""
 
-    def __init__(self, kafka: KafkaConfig, topics: Topics, manifest: Manifest) -> None:
+    def __init__(
+        self, kafka: KafkaConfig, topics: Topics, manifest: Manifest, waiting: Waiting
+    ) -> None:
         self._kafka = kafka
+        self._waiting = waiting
         self._topics = topics
         self._manifest = manifest
         self._deadline_s = 60.0 + kafka.transaction_timeout_ms / 1000
@@ -47,13 +76,14 @@ class CommittedState:
     def read(self, consumer: Consumer, numbers: list[int]) -> list[Committed]:
         """Raises OffsetsLost, MetadataUnreadable, DeadlineExceeded."""
         asked = [TopicPartition(self._topics.rows, number) for number in numbers]
-        end = time.monotonic() + self._deadline_s
-        return [self._one(consumer, found, end) for found in _offsets(consumer, asked, end)]
+        patience = Patience(time.monotonic() + self._deadline_s, self._waiting)
+        found = _offsets(consumer, asked, patience)
+        return [self._one(consumer, place, patience) for place in found]
 
-    def _one(self, consumer: Consumer, found: TopicPartition, end: float) -> Committed:
-        low, high = _watermarks(consumer, found, end)
+    def _one(self, consumer: Consumer, found: TopicPartition, patience: Patience) -> Committed:
+        low, high = _watermarks(consumer, found, patience)
         if found.offset == OFFSET_INVALID:
-            self._require_untouched(found.partition, low, end)
+            self._require_untouched(found.partition, low, patience)
             start = initial_watermark(
                 found.partition, self._manifest.num_partitions, self._manifest.first_task_index
             )
@@ -68,7 +98,7 @@ class CommittedState:
             )
         return Committed(found.partition, found.offset, settled, seen)
 
-    def _require_untouched(self, number: int, low: int, end: float) -> None:
+    def _require_untouched(self, number: int, low: int, patience: Patience) -> None:
         """Raises OffsetsLost where a partition without a commit has a past."""
         if low > 0:
             raise OffsetsLost(
@@ -76,7 +106,7 @@ class CommittedState:
                 "was below is lost with its tasks; start a new run from the last checkpoint"
             )
         kinds = (EventKind.ACCEPTED, EventKind.ABANDONED)
-        events, first = _events(self._kafka, self._topics, number, end)
+        events, first = _events(self._kafka, self._topics, number, patience)
         tasks = [event.task_index for event in events if event.kind in kinds]
         if tasks or first > 0:
             raise OffsetsLost(
@@ -97,12 +127,18 @@ class CommittedState:
         return f"partition {number} of {self._topics.rows}"
 
 
+def _named(places: list[TopicPartition]) -> str:
+    return f"{places[0].topic}, partitions {[place.partition for place in places]}"
+
+
 def _shown(tasks: list[int]) -> str:
     more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
     return f"{tasks[:SHOWN_TASKS]}{more}"
 
 
-def _offsets(consumer: Consumer, asked: list[TopicPartition], end: float) -> list[TopicPartition]:
+def _offsets(
+    consumer: Consumer, asked: list[TopicPartition], patience: Patience
+) -> list[TopicPartition]:
     """Committed offsets; waits while a transaction that may still change them is open."""
     while True:
         problem: KafkaError | None = None
@@ -113,34 +149,22 @@ def _offsets(consumer: Consumer, asked: list[TopicPartition], end: float) -> lis
                 return list(found)
         except KafkaException as error:
             problem = error.args[0]
-        _retry_or_raise(problem, f"committed offsets of {asked}", end)
+        patience.again(problem, f"committed offsets of {_named(asked)}")
 
 
-def _watermarks(consumer: Consumer, partition: TopicPartition, end: float) -> tuple[int, int]:
+def _watermarks(
+    consumer: Consumer, partition: TopicPartition, patience: Patience
+) -> tuple[int, int]:
     while True:
         try:
             low, high = consumer.get_watermark_offsets(partition, timeout=STEP_S)
             return int(low), int(high)
         except KafkaException as error:
-            _retry_or_raise(error.args[0], f"offsets of {partition}", end)
-
-
-RETRIED = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._WAIT_COORD)
-
-
-def _retry_or_raise(problem: KafkaError, what: str, end: float) -> None:
-    if not (problem.retriable() or problem.code() in RETRIED):
-        raise GroupstreamError(f"could not read {what}: {problem.str()}")
-    if time.monotonic() > end:
-        raise DeadlineExceeded(
-            f"could not read {what} in time: {problem.str()}: does the broker answer, and does an "
-            "unfinished transaction of another process end?"
-        )
-    time.sleep(0.05)
+            patience.again(error.args[0], f"the offsets of {_named([partition])}")
 
 
 def _events(
-    kafka: KafkaConfig, topics: Topics, number: int, end: float
+    kafka: KafkaConfig, topics: Topics, number: int, patience: Patience
 ) -> tuple[list[GroupEvent], int]:
     """The committed events of a partition, and the offset at which it begins."""
     settings = consumer_config(kafka, f"{topics.run_id}.assembler.events")
@@ -148,9 +172,9 @@ def _events(
     events: list[GroupEvent] = []
     partition = TopicPartition(topics.events, number, 0)
     try:
-        first, _ = _watermarks(consumer, partition, end)
+        first, _ = _watermarks(consumer, partition, patience)
         consumer.assign([partition])
-        while time.monotonic() < end:
+        while time.monotonic() < patience.end_s:
             message = consumer.poll(0.1)
             if message is None:
                 continue

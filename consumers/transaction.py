@@ -1,7 +1,8 @@
 """One Kafka transaction after the other: groups, events, dead letters and offsets, or nothing.
 
-Every error of the producer becomes one of three answers: try the same call again until its
-deadline, void (abort, and read the committed state again), or fenced (this process ends).
+Every error of the producer becomes one of three answers: try the same call again for a while,
+void (abort, and read the committed state again), or fenced (this process ends). A producer that
+does not even abort is given up for a new one, whose init_transactions ends the old transaction.
 """
 
 import logging
@@ -15,10 +16,14 @@ from schemas.clients import producer_config
 from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, Fenced
 
-DEADLINE_S = 120.0  # a broker may be away for a minute
+CONNECT_S = 120.0  # a broker may be away for a minute
+LEAST_PATIENCE_S = 10.0
+ABORT_S = 10.0
 STEP_S = 5.0  # of one blocking call
 FULL_QUEUE_STEP_S = 0.05
 FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+
+Waiting = Callable[[str], None]
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +35,22 @@ class Void(Exception):
 class Transactions:
     """`opened_s` is the monotonic time of the open transaction's first record, else None."""
 
-    def __init__(self, kafka: KafkaConfig, client_id: str, transactional_id: str) -> None:
-        """Fences the predecessor and ends its transaction. Raises Fenced, DeadlineExceeded."""
+    def __init__(
+        self, kafka: KafkaConfig, client_id: str, transactional_id: str, waiting: Waiting
+    ) -> None:
+        """Fences the predecessor and ends its transaction. Raises Fenced, DeadlineExceeded.
+
+        `waiting` is told for what, at every try of a call that takes long.
+        """
         self.opened_s: float | None = None
         self.carries_groups = False
         self.committed = 0
         self._id = transactional_id
-        self._producer = Producer(producer_config(kafka, client_id, transactional_id))
-        self._until_done("init_transactions", self._producer.init_transactions)
+        self._settings = producer_config(kafka, client_id, transactional_id)
+        self._waiting = waiting
+        # The broker ends a transaction that is older, so trying for longer can't save it.
+        self._patience_s = max(LEAST_PATIENCE_S, kafka.transaction_timeout_ms / 1000)
+        self._producer = self._connected()
 
     def produce(
         self,
@@ -47,19 +60,19 @@ class Transactions:
         value: bytes | None,
         headers: list[tuple[str, bytes]] | None = None,
     ) -> None:
-        """Raises Void, Fenced, DeadlineExceeded."""
+        """Raises Void, Fenced."""
         self._open()
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + self._patience_s
         while True:
             try:
                 self._producer.produce(topic, value, key, partition, headers=headers or [])
                 return
             except BufferError as error:
                 if time.monotonic() > end:
-                    raise DeadlineExceeded(
-                        f"{self._id}: the producer's queue stayed full for {DEADLINE_S:.0f} s: "
-                        "does the broker answer?"
+                    raise Void(
+                        f"the producer's queue stayed full for {self._patience_s:.0f} s"
                     ) from error
+                self._waiting("room in the producer's queue")
                 self._producer.poll(FULL_QUEUE_STEP_S)
             except KafkaException as error:
                 raise self._classified("produce", error) from error
@@ -69,11 +82,12 @@ class Transactions:
         topic: str,
         points: Sequence[CommitPoint],
         consumer: Consumer,
-        deadline_s: float = DEADLINE_S,
+        deadline_s: float | None = None,
     ) -> None:
         """Offsets and metadata of `topic` join the open transaction, which is committed.
 
-        Raises Void, Fenced; DeadlineExceeded where the outcome is not known: a restart reads it.
+        Raises Fenced, and Void: then a later init_transactions or abort decides, and only the
+        committed offsets say how.
         """
         self._open()
         offsets = [
@@ -84,27 +98,50 @@ class Transactions:
             group = consumer.consumer_group_metadata()
         except KafkaException as error:
             raise self._classified("consumer_group_metadata", error) from error
+        patience_s = self._patience_s if deadline_s is None else deadline_s
         self._until_done(
             "send_offsets_to_transaction",
             lambda timeout_s: self._producer.send_offsets_to_transaction(offsets, group, timeout_s),
-            deadline_s,
+            patience_s,
         )
-        self._until_done("commit_transaction", self._producer.commit_transaction, deadline_s)
+        self._until_done("commit_transaction", self._producer.commit_transaction, patience_s)
         self.opened_s, self.carries_groups = None, False
         self.committed += 1
 
-    def abort(self, deadline_s: float = DEADLINE_S) -> None:
+    def abort(self) -> None:
         """Nothing where none is open. Raises Fenced, DeadlineExceeded."""
         if self.opened_s is not None:
             try:
-                self._until_done("abort_transaction", self._producer.abort_transaction, deadline_s)
-            except Void as error:
-                raise DeadlineExceeded(f"{self._id} could not abort: {error}") from error
+                self._until_done("abort_transaction", self._producer.abort_transaction, ABORT_S)
+            except (Void, KafkaException) as error:
+                log.warning("%s can't abort, going on with a new producer: %s", self._id, error)
+                self._give_up()
+                self._producer = self._connected()
         self.opened_s, self.carries_groups = None, False
 
     def close(self, deadline_s: float) -> None:
-        """Aborts what is open. Raises as abort() does; then the broker will end it."""
-        self.abort(deadline_s)
+        """Aborts what is open, or leaves that to the broker."""
+        try:
+            if self.opened_s is not None:
+                self._until_done("abort_transaction", self._producer.abort_transaction, deadline_s)
+        except (Void, Fenced, KafkaException) as error:
+            log.warning("%s: the broker will end the open transaction: %s", self._id, error)
+        self._give_up()
+
+    def _connected(self) -> Producer:
+        producer = Producer(self._settings)
+        try:
+            self._until_done("init_transactions", producer.init_transactions, CONNECT_S)
+        except Void as error:
+            raise DeadlineExceeded(
+                f"{self._id}: {error}: does the broker answer, and does it allow "
+                f"transaction.timeout.ms = {self._settings['transaction.timeout.ms']}?"
+            ) from error
+        return producer
+
+    def _give_up(self) -> None:
+        """What it still holds would be sent under an epoch that is over."""
+        self._producer.purge()
         self._producer.close()
 
     def _open(self) -> None:
@@ -115,23 +152,22 @@ class Transactions:
                 raise self._classified("begin_transaction", error) from error
             self.opened_s = time.monotonic()
 
-    def _until_done(
-        self, name: str, call: Callable[[float], object], deadline_s: float = DEADLINE_S
-    ) -> None:
-        end = time.monotonic() + deadline_s
+    def _until_done(self, name: str, call: Callable[[float], object], patience_s: float) -> None:
+        """Raises Void, at the latest after `patience_s`, Fenced, KafkaException."""
+        end = time.monotonic() + patience_s
         while True:
             try:
-                call(min(STEP_S, deadline_s))
+                call(min(STEP_S, patience_s))
                 return
             except KafkaException as error:
                 failure = self._classified(name, error)
                 if not (isinstance(failure, Void) and error.args[0].retriable()):
                     raise failure from error
                 if time.monotonic() > end:
-                    raise DeadlineExceeded(
-                        f"{self._id}: {name} did not end within {deadline_s:.0f} s "
-                        f"({error.args[0].str()}): does the broker answer?"
+                    raise Void(
+                        f"{name} did not end within {patience_s:.0f} s ({error.args[0].str()})"
                     ) from error
+                self._waiting(f"the broker: {name} ({error.args[0].str()})")
                 log.warning("%s, trying again: %s", self._id, failure)
 
     def _classified(self, name: str, error: KafkaException) -> Exception:

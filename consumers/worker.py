@@ -9,6 +9,8 @@
     │          │
     │      re-read   a second consumer, never waits       payloads that were let go arrive
     │          │
+    │      teachers  threads of their own, never waits    an answer came, a teacher is idle
+    │          │
     │      decisions produced into the open transaction
     │          │
     └───── commit    groups in it: when nothing waits in the consumer's queue, or 50 ms after its
@@ -22,7 +24,9 @@ read the commits again, seek. So after any crash the next process begins at the 
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import closing
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -31,7 +35,9 @@ from consumers.assembler import Assembler, Now
 from consumers.committed import CommittedState
 from consumers.decisions import DeadLetter, Decision, EmitEvent, EmitGroup
 from consumers.reread import Rereader, incoming_of
-from consumers.transaction import DEADLINE_S, Transactions, Void
+from consumers.teachers.opened import opened, teacher_of_agent
+from consumers.teachers.pool import Teachers
+from consumers.transaction import Transactions, Void
 from schemas import topics as keys
 from schemas.clients import consumer_config
 from schemas.codec import encode
@@ -40,7 +46,6 @@ from schemas.control import ControlLog
 from schemas.errors import (
     DeadlineExceeded,
     Fenced,
-    GroupstreamError,
     ManifestMismatch,
     OffsetsLost,
 )
@@ -69,11 +74,15 @@ log = logging.getLogger(__name__)
 def run(config: Config, *, instance: str, stop: threading.Event) -> None:
     """Until `control` says finished or `stop` is set.
 
-    Raises RunStopped on `fatal`, Fenced, OffsetsLost, MetadataUnreadable, ManifestMismatch.
+    Raises ConfigError, ManifestMismatch, RunStopped on `fatal`, Fenced, OffsetsLost,
+    MetadataUnreadable, DeadlineExceeded.
     """
     topics = Topics(config.run.id)
-    with reported(config.kafka, topics, ROLE, instance) as status:
-        worker = Worker(config, topics, instance, status)
+    with (
+        closing(opened(config, instance)) as teachers,
+        reported(config.kafka, topics, ROLE, instance) as status,
+    ):
+        worker = Worker(config, topics, instance, status, teachers)
         try:
             worker.start()
             while not (stop.is_set() or worker.is_finished):
@@ -84,25 +93,31 @@ def run(config: Config, *, instance: str, stop: threading.Event) -> None:
 
 
 class Worker:
-    def __init__(self, config: Config, topics: Topics, instance: str, status: Status) -> None:
+    def __init__(
+        self, config: Config, topics: Topics, instance: str, status: Status, teachers: Teachers
+    ) -> None:
         client_id = topics.transactional_id(ROLE, instance)
         self._topics = topics
         self._status = status
         # First of all: a predecessor's open transaction ends here, before anything is read.
-        self._transactions = Transactions(config.kafka, client_id, client_id)
+        self._transactions = Transactions(config.kafka, client_id, client_id, self._waits)
         self._control = ControlLog(config.kafka, topics, client_id)
         self._control.read_to_end(START_S)
         self._control.state.raise_if_fatal()
         self.is_finished = self._control.state.finished is not None
         manifest = require_manifest(self._control.state, config)
-        self._assembler = Assembler(manifest, config.kafka.assembler_memory_bytes)
+        self._assembler = Assembler(
+            manifest, config.kafka.assembler_memory_bytes, teacher_of_agent(config.teachers)
+        )
         self._assembler.announce(self._control.state.highest_version, _now())
-        self._committed = CommittedState(config.kafka, topics, manifest)
+        self._committed = CommittedState(config.kafka, topics, manifest, self._waits)
         self._consumer = Consumer(
             consumer_config(config.kafka, client_id, topics.assembler_group),
             logger=logging.getLogger(f"{__name__}.librdkafka"),
         )
         self._rereader = Rereader(config.kafka, topics, client_id)
+        self._teachers = teachers
+        self._teaching: dict[str, float] = defaultdict(float)
         self._paused: list[TopicPartition] = []  # assigned during this poll
         self._has_lost_its_place = False
         self._committed_s = time.monotonic()
@@ -129,6 +144,7 @@ class Worker:
             self._carry_out(self._assembler.offer_held(now))
             for incoming in self._rereader.read(self._assembler.payloads_wanted()):
                 self._carry_out(self._assembler.restore(incoming, now))
+            self._attend_teachers(now)
             if self._is_due(queue_is_empty=len(messages) < BATCH):
                 self._flush()
         except Void as error:
@@ -147,10 +163,7 @@ class Worker:
     def close(self) -> None:
         """Leaves the group at once, so that others take over without waiting for the session."""
         self._assembler.drop(list(self._assembler.partitions))
-        try:
-            self._transactions.close(END_S)
-        except (GroupstreamError, KafkaException) as error:
-            log.warning("the broker will end the open transaction: %s", error)
+        self._transactions.close(END_S)
         self._rereader.close()
         self._consumer.close()
         self._control.close()
@@ -185,7 +198,8 @@ class Worker:
     def _wait_s(self) -> float:
         if self._transactions.carries_groups:
             return 0.0
-        wait_s = POLL_WAITING_S if self._assembler.buffered.waiting() else POLL_S
+        waiting = self._assembler.buffered.waiting() or self._assembler.enrichment.waiting()
+        wait_s = POLL_WAITING_S if waiting else POLL_S
         if self._transactions.opened_s is not None or self._assembler.has_changed:
             wait_s = min(wait_s, self._committed_s + QUIET_COMMIT_S - time.monotonic())
         return max(wait_s, 0.0)
@@ -196,7 +210,10 @@ class Worker:
             return queue_is_empty or now_s - opened_s >= BUSY_COMMIT_S
         return now_s - self._committed_s >= QUIET_COMMIT_S and self._assembler.has_changed
 
-    def _flush(self, deadline_s: float = DEADLINE_S) -> None:
+    def _waits(self, what: str) -> None:
+        self._status.turn(f"waits for {what}")
+
+    def _flush(self, deadline_s: float | None = None) -> None:
         points = self._assembler.commit_points()
         if points:
             self._transactions.commit(self._topics.rows, points, self._consumer, deadline_s)
@@ -282,6 +299,23 @@ class Worker:
         self._carry_out(self._assembler.announce(state.highest_version, _now()))
         self.is_finished = state.finished is not None
 
+    def _attend_teachers(self, now: Now) -> None:
+        """Takes what they answered, and asks those that have nothing to do."""
+        for answer in self._teachers.answers():
+            number, alias = answer.request.number, answer.request.teacher
+            self._teaching[f"teacher_logprob_s/{alias}"] += answer.took_s
+            self._teaching[f"teacher_groups/{alias}"] += answer.logprobs is not None
+            self._teaching[f"teacher_failures/{alias}"] += answer.logprobs is None
+            if answer.logprobs is None:
+                log.warning("task %d: %s", answer.request.task_index, answer.error)
+                self._carry_out(self._assembler.teacher_failed(number, answer.error, now))
+            else:
+                self._carry_out(self._assembler.teacher_answered(number, answer.logprobs, now))
+        for alias in sorted(self._teachers.idle):
+            request = self._assembler.teacher_request(alias)
+            if request is not None:
+                self._teachers.ask(request)
+
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         topics, produce = self._topics, self._transactions.produce
         for decision in decisions:
@@ -314,7 +348,8 @@ class Worker:
         self._reported_s = time.monotonic()
         numbers = sorted(self._assembler.partitions)
         self._status.turn(_doing(self._assembler, numbers))
-        self._status.counters = _counters(self._assembler, self._transactions.committed)
+        counters = _counters(self._assembler, self._transactions.committed)
+        self._status.counters = counters | self._teaching
 
 
 def _doing(assembler: Assembler, numbers: list[int]) -> str:
@@ -323,6 +358,8 @@ def _doing(assembler: Assembler, numbers: list[int]) -> str:
     held, unread = len(assembler.buffered.held), len(assembler.buffered.unread)
     if unread:
         return f"reads rows of {unread} complete groups again: assembler_memory_bytes is short"
+    if taught := len(assembler.enrichment.waiting()):
+        return f"waits for teachers of {taught} complete groups; reads rows meanwhile"
     if held:
         return f"holds {held} complete groups for a newer policy; reads rows meanwhile"
     return f"waits for rows of partitions {numbers}"
@@ -340,6 +377,7 @@ def _counters(assembler: Assembler, transactions: int) -> dict[str, float]:
         "attempts_failed": counts.attempts_failed,
         "groups_open": assembler.groups_open,
         "groups_held": len(waiting),
+        "groups_with_teacher": len(assembler.enrichment.waiting()),
         "rows_held": sum(len(cohort.rows) for cohort in waiting),
         "buffered_bytes": assembler.buffered.used_bytes,
         "transactions": transactions,

@@ -2,6 +2,8 @@
 
 import random
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Message
+from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -29,6 +31,7 @@ from tests.rows import make_manifest, make_rows
 from tests.run import create_run, make_config, manifest_fields, read_topic, row_record, send
 
 WAIT_S = 60.0
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,20 @@ class Run:
 
     def dead_letters(self) -> list[Message]:
         return read_topic(self.config, self.topics.dlq)
+
+    def is_drained(self) -> bool:
+        """Every record of `rows` is committed as done with."""
+        settings = {"group.id": self.topics.assembler_group, "isolation.level": "read_committed"}
+        servers = {"bootstrap.servers": self.config.kafka.bootstrap_servers}
+        consumer = Consumer(settings | servers)
+        numbers = range(self.manifest.num_partitions)
+        try:
+            asked = [TopicPartition(self.topics.rows, number) for number in numbers]
+            committed = consumer.committed(asked, timeout=WAIT_S)
+            ends = [consumer.get_watermark_offsets(place, timeout=WAIT_S)[1] for place in asked]
+            return [place.offset for place in committed] == ends
+        finally:
+            consumer.close()
 
     def shorten_session(self) -> None:
         """Of a KIP-848 group, where the broker sets it and not the member."""
@@ -116,10 +133,39 @@ def assembler(
             assert re.search(saying, str(running.exception())), running.exception()
 
 
-def wait_for(what: str, holds: Callable[[], bool], running: Future[None] | None = None) -> None:
-    end = time.monotonic() + WAIT_S
+@contextmanager
+def process(
+    run: Run, directory: Path, instance: str = "a", *harm: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own, killed at the end; `harm` as tests.assembler_process takes it.
+
+    What it says is in log_of().
+    """
+    path = directory / f"{run.config.run.id}.json"
+    path.write_text(run.config.model_dump_json())
+    command = [sys.executable, "-m", "tests.assembler_process", str(path), instance, *harm]
+    with log_of(run, directory, instance).open("ab") as log:
+        started = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait(WAIT_S)
+
+
+def log_of(run: Run, directory: Path, instance: str = "a") -> Path:
+    return directory / f"{run.config.run.id}-{instance}.log"
+
+
+def wait_for(
+    what: str,
+    holds: Callable[[], bool],
+    running: Future[None] | None = None,
+    within_s: float = WAIT_S,
+) -> None:
+    end = time.monotonic() + within_s
     while not holds():
-        assert time.monotonic() < end, f"no {what} within {WAIT_S} s"
+        assert time.monotonic() < end, f"no {what} within {within_s} s"
         if running is not None and running.done():
             running.result()
             raise AssertionError(f"the assembler ended before: {what}")

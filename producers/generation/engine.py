@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from producers.generation.environment import prepare_environment
 from producers.generation.generation import (
     EngineSettings,
     FailureClass,
@@ -29,6 +28,7 @@ from producers.generation.generation import (
     Request,
 )
 from schemas.errors import ConfigError, DeadlineExceeded
+from schemas.vllm_environment import prepare_environment
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine

@@ -14,7 +14,7 @@ def prepare_environment(kv_cache_gib: int) -> None:
     if "vllm" in sys.modules and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
         raise ConfigError(
             "vllm was imported before prepare_environment(), so it will start its engine in "
-            "another process; import vllm only through producers.generation.engine"
+            "another process; import vllm only after it"
         )
     # The engine runs in our process: nothing is left behind by a kill, and weights change exactly
     # between two steps.

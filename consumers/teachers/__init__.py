@@ -1,0 +1,1 @@
+"""How likely a group's tokens are under another model, asked off the polling thread."""
