@@ -36,6 +36,9 @@ def common_config(kafka: KafkaConfig, client_id: str) -> dict[str, Any]:
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1000,
         "socket.keepalive.enable": True,
+        # The default forgets every broker when all are away at once; librdkafka 2.16 then waits in
+        # send_offsets_to_transaction for one of the forgotten, without end.
+        "metadata.recovery.strategy": "none",
         **kafka.client,
     }
 
@@ -44,7 +47,8 @@ def consumer_config(
     kafka: KafkaConfig, client_id: str, group_id: str | None = None
 ) -> dict[str, Any]:
     """A consumer of records up to the largest message. Without a group it may only assign()."""
-    fetch_bytes = kafka.limits.largest_message_bytes
+    # librdkafka refuses less than its own default of message.max.bytes.
+    fetch_bytes = max(kafka.limits.largest_message_bytes, MIB)
     grouped: dict[str, Any] = {"group.protocol": kafka.group_protocol}
     if kafka.group_protocol == "classic":
         grouped |= {

@@ -128,7 +128,8 @@ def read_topic(
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 20,
-            "receive.message.max.bytes": config.kafka.limits.largest_message_bytes + (1 << 20),
+            "receive.message.max.bytes": max(config.kafka.limits.largest_message_bytes, 64 << 20)
+            + (1 << 20),
         }
     )
     try:
