@@ -7,12 +7,13 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 DEMO   ?=
 CHAOS  ?=
 BENCH  ?=
+HOSTILE ?=
 TESTS  ?= tests/unit tests/integration tests/conformance
 
 export TESTCONTAINERS_RYUK_DISABLED ?= true
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test lint bench chaos clean help
+.PHONY: all demo test lint bench chaos hostile clean help
 
 all: lint test  ## what CI runs first: lint, then every test
 
@@ -30,8 +31,11 @@ lint: $(VENV)/.installed  ## ruff, formatting, mypy --strict on schemas and the 
 bench: $(VENV)/.installed  ## rows to groups, as ratios against raw Kafka; writes build/bench.json
 	@$(RUN)/python -m tests.bench $(BENCH)
 
-chaos: $(VENV)/.installed  ## kills roles at random and audits; settings: CHAOS="seed=7 seconds=60"
+chaos: $(VENV)/.installed  ## faults for a minute, then an audit; CHAOS="short", "long", "seed=7 mode=network"
 	@$(RUN)/python -m tests.chaos $(CHAOS)
+
+hostile: $(VENV)/.installed  ## a million broken records against one assembler; HOSTILE="seed=7 rows=1000000"
+	@$(RUN)/python -m tests.hostile $(HOSTILE)
 
 clean:  ## removes the environment and everything that was built
 	@rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -26,7 +26,9 @@ class PartitionReader:
 
     def __init__(self, kafka: KafkaConfig, client_id: str) -> None:
         settings: dict[str, Any] = consumer_config(kafka, client_id)
-        self._consumer = Consumer(settings | {"enable.partition.eof": True})
+        # What is asked meanwhile waits behind a fetch, and the end of a topic is one that is empty.
+        brief = {"enable.partition.eof": True, "fetch.wait.max.ms": 10}
+        self._consumer = Consumer(settings | brief)
 
     def span(self, topic: str, partition: int) -> Span:
         """`end` is the last stable offset: nothing below it is undecided."""
@@ -34,31 +36,38 @@ class PartitionReader:
         low, high = self._consumer.get_watermark_offsets(place, timeout=DEADLINE_S)
         return Span(low, high)
 
-    def read(self, topic: str, partition: int) -> Iterator[Any]:
+    def read(
+        self, topic: str, partition: int, first: int = 0, end: int | None = None
+    ) -> Iterator[Any]:
         """Committed messages, in order, of the span at the time of the call.
 
-        Raises DeadlineExceeded when DEADLINE_S pass without the end, KafkaException.
+        Not those below `first`. With `end`, an offset that is written, on to there: a transaction
+        that is open below it is waited for.
+        Raises DeadlineExceeded when DEADLINE_S pass without a record, KafkaException.
         """
         span = self.span(topic, partition)
-        if span.first >= span.end:
+        first, end = max(first, span.first), span.end if end is None else end
+        if first >= end:
             return
-        self._consumer.assign([TopicPartition(topic, partition, span.first)])
+        self._consumer.assign([TopicPartition(topic, partition, first)])
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
-            first = self._consumer.poll(0.1)
-            if first is None:  # not falsy: a tombstone has length 0
+            polled = self._consumer.poll(0.1)
+            if polled is None:  # not falsy: a tombstone has length 0
                 continue
-            for message in [first, *self._consumer.consume(BATCH, 0)]:
+            if polled.error() is None:
+                deadline = time.monotonic() + DEADLINE_S
+            for message in [polled, *self._consumer.consume(BATCH, 0)]:
                 error = message.error()
-                if error is None:
-                    yield message
-                elif error.code() != KafkaError._PARTITION_EOF:
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
-                elif message.offset() >= span.end:
+                if message.offset() < end and error is None:
+                    yield message
+                elif message.offset() >= end:
                     return
         raise DeadlineExceeded(
-            f"{topic} [{partition}] was not read from {span.first} to {span.end} within "
-            f"{DEADLINE_S:.0f} s: does the broker answer?"
+            f"{topic} [{partition}] was not read from {first} to {end}: nothing came for "
+            f"{DEADLINE_S:.0f} s; does the broker answer?"
         )
 
     def close(self) -> None:

@@ -21,6 +21,11 @@ DLQ_MESSAGE = "groupstream.message"
 DLQ_TOPIC = "groupstream.topic"
 DLQ_PARTITION = "groupstream.partition"
 DLQ_OFFSET = "groupstream.offset"
+# A record of `dlq` with the first of these is no letter: it marks one of its partition as resolved.
+DLQ_RESOLUTION = "groupstream.resolution"
+DLQ_RESOLVED_OFFSET = "groupstream.resolved_offset"
+DLQ_REPLAY_PARTITION = "groupstream.replay_partition"
+DLQ_REPLAY_OFFSET = "groupstream.replay_offset"
 
 
 @dataclass(frozen=True)
@@ -82,18 +87,23 @@ class Topics:
         return f"{self.run_id}.{role}.{instance}" if instance else f"{self.run_id}.{role}"
 
     def specs(self, num_partitions: int, shards: dict[str, int], limits: Limits) -> list[TopicSpec]:
-        """Every topic of the run. Topics that hold the run's truth are never cleaned by age."""
-        kept = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-        compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
+        """Every topic of the run. Topics that hold the run's truth are never cleaned by age.
+
+        The broker stamps the records: by a sender's own clock, one that is a week behind would
+        have its rows deleted unread, and one that is an hour ahead would be refused.
+        """
+        stamped = {"message.timestamp.type": "LogAppendTime"}
+        kept = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"} | stamped
+        compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"} | stamped
         row_size = {"max.message.bytes": str(limits.row_message_bytes)}
         letter_size = {"max.message.bytes": str(limits.dead_letter_message_bytes)}
         group_size = {"max.message.bytes": str(limits.group_message_bytes)}
-        week = {"cleanup.policy": "delete", "retention.ms": str(7 * 24 * 3600 * 1000)}
+        week = {"cleanup.policy": "delete", "retention.ms": str(7 * 24 * 3600 * 1000)} | stamped
         brief = {
             "cleanup.policy": "compact,delete",
             "retention.ms": str(24 * 3600 * 1000),
             "segment.ms": "600000",
-        }
+        } | stamped
         prompts = [
             TopicSpec(self.prompts(shard), replicas * PARTITIONS_PER_REPLICA, kept | row_size)
             for shard, replicas in sorted(shards.items())

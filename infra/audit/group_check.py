@@ -1,5 +1,6 @@
 """What is wrong with one group, next to the rows that it was made of. Pure."""
 
+import struct
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -22,6 +23,14 @@ def stamp_of(record: OfAttempt, manifest: Manifest) -> bytes:
         target_step=record.target_step,
         group_size=record.group_size,
     )
+
+
+def was_dispatched(record: OfAttempt, manifest: Manifest) -> bool:
+    """Whether the record has that stamp; a hostile one may have numbers that fit no stamp."""
+    try:
+        return record.run_id == manifest.run_id and record.stamp == stamp_of(record, manifest)
+    except struct.error:
+        return False
 
 
 def is_ordered(group: AssembledGroup) -> bool:

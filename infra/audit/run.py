@@ -6,7 +6,7 @@ from contextlib import closing
 import orjson
 
 from infra.audit.books import Audit, Books
-from infra.audit.group_check import RowKey, flaws_of, is_ordered, stamp_of
+from infra.audit.group_check import RowKey, flaws_of, is_ordered, was_dispatched
 from infra.init import control_state
 from infra.topic_reading import PartitionReader
 from schemas.codec import decode, decode_as
@@ -72,10 +72,10 @@ def _rows(
     rows: dict[RowKey, bytes] = {}
     for message in reader.read(topics.rows, partition):
         try:
-            record = decode(message.value())
+            record = decode(message.value() or b"")
         except RecordUnreadable:
             continue
-        if isinstance(record, RolloutRow) and record.stamp == stamp_of(record, manifest):
+        if isinstance(record, RolloutRow) and was_dispatched(record, manifest):
             rows.setdefault((*record.cohort, record.row_index), message.value())
     return rows
 

@@ -1,4 +1,4 @@
-"""`groupstream`: everything together on one machine."""
+"""`groupstream`: everything together on one machine, and a close look at any run."""
 
 import signal
 import threading
@@ -10,9 +10,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from infra.cli.dlq import app as dlq
 from infra.cli.exit_codes import ExitCode
+from infra.cli.groups import app as groups
 from infra.cli.logs import log_to_file
 from infra.cli.options import ConfigFile, Overrides
+from infra.cli.rows import rows
 from infra.cli.told import told
 from schemas.config_file import load_config
 
@@ -105,6 +108,10 @@ def stop_and_hurry() -> tuple[threading.Event, threading.Event]:
         signal.signal(number, ask)
     return stop, hurry
 
+
+app.command()(rows)
+app.add_typer(dlq, name="dlq")
+app.add_typer(groups, name="groups")
 
 if __name__ == "__main__":
     app()

@@ -9,7 +9,7 @@ from kafka.errors import KafkaError
 from kafka.protocol.consumer.offsets import IsolationLevel
 
 from infra.monitor.kafka_python import admin_client
-from infra.monitor.record_counter import RecordCounter
+from infra.monitor.record_counter import LetterCounter
 from infra.monitor.snapshot import PartitionFacts, Snapshot, snapshot_of
 from infra.screen.facts import RunFacts
 from infra.status_log import StatusLog
@@ -35,7 +35,7 @@ class Collector:
         self._status = StatusLog(config.kafka, self._topics, client_id)
         self._facts = RunFacts()
         self._partitions = require_manifest(self._control.read_to_end(), config).num_partitions
-        self._dead_letters = RecordCounter(config.kafka, self._topics.dlq, self._partitions)
+        self._dead_letters = LetterCounter(config.kafka, self._topics.dlq, self._partitions)
         self._hear(FIRST_STATUS_S)
 
     def snapshot(self) -> Snapshot:

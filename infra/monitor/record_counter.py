@@ -1,10 +1,11 @@
-"""How many committed records the partitions of a topic have: offsets also count commit markers."""
+"""How many dead letters the partitions of `dlq` have: offsets also count commit markers."""
 
 import time
 from collections import Counter
 
 from confluent_kafka import Consumer, TopicPartition
 
+from infra.inspection.letters import is_mark
 from schemas.clients import consumer_config
 from schemas.config import KafkaConfig
 
@@ -12,8 +13,8 @@ SLICE_S = 2.0  # of a large topic, the rest is counted the next time
 BATCH = 500
 
 
-class RecordCounter:
-    """Follows a topic from its beginning. One thread."""
+class LetterCounter:
+    """Follows `dlq` from its beginning; marks of resolved letters do not count. One thread."""
 
     def __init__(self, kafka: KafkaConfig, topic: str, partitions: int) -> None:
         self._counts: Counter[int] = Counter()
@@ -31,10 +32,10 @@ class RecordCounter:
             # an end is told once: afterwards what is new arrives without being waited for
             messages = self._consumer.consume(BATCH, 0.1 if self._at_first() else 0)
             for message in messages:
-                if message.error() is None:
-                    self._counts[message.partition()] += 1
-                else:
+                if message.error() is not None:
                     self._ends.add(message.partition())
+                elif not is_mark(message.headers()):
+                    self._counts[message.partition()] += 1
             if not messages and not self._at_first():
                 break
         return {number: self._counts[number] for number in self._partitions}

@@ -1,58 +1,75 @@
 """What became of every task, from the topics and the recorded steps alone: the closed sums."""
 
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
 from consumers.settlement import SettledSet
 from infra.audit import Audit, audit_run
+from infra.inspection.letters import is_mark
 from infra.topic_reading import PartitionReader
 from schemas.clients import consumer_config
 from schemas.codec import decode_as
 from schemas.config import Config
 from schemas.identity import initial_watermark
-from schemas.records import EventKind, GroupEvent
-from schemas.topics import DLQ_REASON, Topics
+from schemas.records import GroupEvent
+from schemas.topics import DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, Topics
+from tests.chaos.deeds import Deed
+from tests.chaos.gym import Script
+from tests.chaos.story import Story, longest_recovery_s, recoveries_s
 
 ANSWER_S = 30.0
 
 
 @dataclass(frozen=True)
 class Findings:
-    """`events`: how many of each kind; `dead_letters`: how many for each reason.
+    """`sums`: the figures by name; `problems`: what must not be, one sentence each."""
 
-    `problems`: what must not be, one sentence each.
-    """
-
-    audit: Audit
-    events: dict[str, int]
-    dead_letters: dict[str, int]
-    longest_recovery_s: float | None
+    sums: dict[str, Any]
     problems: list[str]
 
 
-def examine(config: Config, kills_ms: Sequence[int]) -> Findings:
-    """Of a run that has finished. `kills_ms`: the wall-clock times of all kills.
+def examine(
+    config: Config, deeds: Sequence[Deed], script: Callable[[int, int], Script]
+) -> Findings:
+    """Of a run that has finished. `script`: what the gym does with a task's attempt.
 
     Raises what audit_run() raises.
     """
     audit = audit_run(config)
-    topics = Topics(config.run.id)
-    with closing(PartitionReader(config.kafka, f"{config.run.id}.chaos.audit")) as reader:
-        kinds, accepted_ms = _events(reader, topics, config.kafka.num_partitions)
-        letters = _dead_letters(reader, topics, config.kafka.num_partitions)
+    story = _story(config)
     problems = [
         *audit.problems,
         *sum_flaws(audit),
-        *(f"{count} records are in dlq: {reason}" for reason, count in letters.items()),
+        *story.flaws(script, deeds),
         *_unsettled(config, audit.dispatched),
     ]
-    recovery_s = longest_recovery_s(kills_ms, accepted_ms)
-    return Findings(audit, dict(kinds), dict(letters), recovery_s, problems)
+    return Findings(sums_of(audit, story, deeds), problems)
+
+
+def sums_of(audit: Audit, story: Story, deeds: Sequence[Deed]) -> dict[str, Any]:
+    begins_ms = [deed.at_ms for deed in deeds]
+    return {
+        "dispatched": audit.dispatched,
+        "accepted": audit.accepted,
+        "abandoned": audit.abandoned,
+        "outstanding": audit.outstanding,
+        "lost": audit.lost,
+        "doubled": audit.doubled,
+        "out_of_order": audit.out_of_order,
+        "duplicates_dropped": story.kinds["duplicate"],
+        "late_rows": story.kinds["late"],
+        "attempts_failed": dict(story.failed),
+        "dead_letters": dict(story.letters),
+        "rows": audit.rows,
+        "groups": audit.groups,
+        "trained_steps": audit.trained_steps,
+        "longest_recovery_s": longest_recovery_s(begins_ms, story.accepted_ms),
+        "recovery_s": recoveries_s(deeds, story.accepted_ms),
+    }
 
 
 def sum_flaws(audit: Audit) -> list[str]:
@@ -70,40 +87,29 @@ def sum_flaws(audit: Audit) -> list[str]:
             f"{audit.accepted} accepted and {abandoned} abandoned tasks are not the "
             f"{audit.dispatched} that were dispatched"
         )
+    if audit.groups != audit.accepted:
+        flaws.append(f"{audit.accepted} tasks were accepted, `groups` has {audit.groups} groups")
     if not audit.accepted:
         flaws.append("no group was accepted")
     return flaws
 
 
-def longest_recovery_s(kills_ms: Sequence[int], accepted_ms: Sequence[int]) -> float | None:
-    """From a kill to the next accepted group; kills that none follows do not count."""
-    ordered = sorted(accepted_ms)
-    nexts = [(kill, bisect_left(ordered, kill)) for kill in kills_ms]
-    waits = [ordered[at] - kill for kill, at in nexts if at < len(ordered)]
-    return max(waits) / 1000 if waits else None
-
-
-def _events(
-    reader: PartitionReader, topics: Topics, partitions: int
-) -> tuple[Counter[str], list[int]]:
-    """How many of each kind, and when groups were accepted."""
-    kinds, accepted_ms = Counter[str](), list[int]()
-    for partition in range(partitions):
-        for message in reader.read(topics.events, partition):
-            event = decode_as(message.value(), GroupEvent)
-            kinds[event.kind.value] += 1
-            if event.kind is EventKind.ACCEPTED:
-                accepted_ms.append(event.at_ms)
-    return kinds, accepted_ms
-
-
-def _dead_letters(reader: PartitionReader, topics: Topics, partitions: int) -> Counter[str]:
-    """By reason. Nobody sends a bad record here, so each is an attempt that ran twice, or worse."""
-    return Counter(
-        dict(message.headers())[DLQ_REASON].decode()
-        for partition in range(partitions)
-        for message in reader.read(topics.dlq, partition)
-    )
+def _story(config: Config) -> Story:
+    story, topics = Story(), Topics(config.run.id)
+    with closing(PartitionReader(config.kafka, f"{config.run.id}.chaos.audit")) as reader:
+        for partition in range(config.kafka.num_partitions):
+            for message in reader.read(topics.events, partition):
+                _, at_ms = message.timestamp()
+                story.enter_event(decode_as(message.value(), GroupEvent), at_ms)
+            for message in reader.read(topics.dlq, partition):
+                if is_mark(message.headers()):
+                    continue
+                headers = {name: value.decode() for name, value in message.headers()}
+                if DLQ_REASON not in headers:
+                    continue  # the mark that a tool leaves
+                origin = headers[DLQ_TOPIC], headers[DLQ_PARTITION], headers[DLQ_OFFSET]
+                story.enter_letter(headers[DLQ_REASON], origin)
+    return story
 
 
 def _unsettled(config: Config, dispatched: int) -> list[str]:
@@ -116,13 +122,19 @@ def _unsettled(config: Config, dispatched: int) -> list[str]:
     asked = [TopicPartition(topics.rows, number) for number in range(partitions)]
     with closing(Consumer(settings)) as consumer:
         found = consumer.committed(asked, timeout=ANSWER_S)
+        ends = [consumer.get_watermark_offsets(place, timeout=ANSWER_S)[1] for place in asked]
     flaws = []
-    for place in found:
+    for place, rows_end in zip(found, ends, strict=True):
         settled, _ = SettledSet.decode(place.metadata or "")
         end = initial_watermark(place.partition, partitions, dispatched)
         if (settled.watermark, settled.end) != (end, end):
             flaws.append(
                 f"rows partition {place.partition}: the commit has watermark {settled.watermark} "
                 f"and settled ordinals up to {settled.end}, both must be {end}"
+            )
+        if place.offset != rows_end:
+            flaws.append(
+                f"rows partition {place.partition}: the commit is at {place.offset}, and the "
+                f"topic ends at {rows_end}"
             )
     return flaws

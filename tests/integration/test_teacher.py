@@ -158,7 +158,7 @@ def test_a_teacher_that_fails_fails_the_attempt(new_run: Callable[..., Run]) -> 
 def test_a_group_is_taught_while_it_waits_for_the_policy(new_run: Callable[..., Run]) -> None:
     with teacher_server() as base_url:
         run = taught_by(
-            new_run(assembler_memory_bytes=4_000),  # two groups of the six; the others are read again
+            new_run(assembler_memory_bytes=4_000),  # two groups of the six fit
             models={"t": {"model_name": "t", "base_url": base_url}},
             default_teacher="t",
         )
@@ -166,9 +166,7 @@ def test_a_group_is_taught_while_it_waits_for_the_policy(new_run: Callable[..., 
             rows = make_rows(run.manifest, task, target_step=2, version=1)
             run.send_rows([(task, payload) for payload in rows])
         with assembler(run) as running:
-            wait_for(
-                "answers", lambda: run.heartbeat("a").get("teacher_groups/t", 0) > 0, running
-            )
+            wait_for("answers", lambda: run.heartbeat("a").get("teacher_groups/t", 0) > 0, running)
             assert run.groups() == []
             announce(run.config, 1)
             wait_for("six groups", lambda: len(run.groups()) == 6, running)

@@ -228,13 +228,15 @@ def check_module(command):
 def check_script(command):
     module, _, attribute = SCRIPTS[command.name].partition(":")
     parser = typer.main.get_command(getattr(importlib.import_module(module), attribute))
-    if subcommands := getattr(parser, "commands", {}):
-        if not command.arguments:
+    words = [argument for argument in command.arguments if argument[0] != "-"]
+    while subcommands := getattr(parser, "commands", {}):
+        if not words:
             return
-        parser = subcommands[command.arguments[0]]
+        parser = subcommands[words.pop(0)]
     known = {name for each in parser.params for name in (*each.opts, *each.secondary_opts)}
     assert set(command.options) <= known
-    required = {each.opts[0] for each in parser.params if each.required}
+    options = [each for each in parser.params if each.param_type_name == "option"]
+    required = {each.opts[0] for each in options if each.required}
     assert not command.arguments or required <= set(command.options)
 
 

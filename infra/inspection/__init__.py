@@ -1,0 +1,1 @@
+"""What became of tasks, rows and dead letters, told from Kafka alone."""

@@ -1,0 +1,1 @@
+"""An assembler under records that nobody should send, by the hundred thousand."""
