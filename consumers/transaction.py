@@ -29,7 +29,14 @@ log = logging.getLogger(__name__)
 
 
 class Void(Exception):
-    """Nothing of the open transaction counts; it must be aborted."""
+    """Nothing of the open transaction counts; it must be aborted.
+
+    `may_pass`: the broker was away or busy, and the same transaction could have succeeded.
+    """
+
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 class Transactions:
@@ -70,7 +77,8 @@ class Transactions:
             except BufferError as error:
                 if time.monotonic() > end:
                     raise Void(
-                        f"the producer's queue stayed full for {self._patience_s:.0f} s"
+                        f"the producer's queue stayed full for {self._patience_s:.0f} s",
+                        may_pass=True,
                     ) from error
                 self._waiting("room in the producer's queue")
                 self._producer.poll(FULL_QUEUE_STEP_S)
@@ -115,8 +123,8 @@ class Transactions:
                 self._until_done("abort_transaction", self._producer.abort_transaction, ABORT_S)
             except (Void, KafkaException) as error:
                 log.warning("%s can't abort, going on with a new producer: %s", self._id, error)
-                self._give_up()
-                self._producer = self._connected()
+                old, self._producer = self._producer, self._connected()
+                self._give_up(old)
         self.opened_s, self.carries_groups = None, False
 
     def close(self, deadline_s: float) -> None:
@@ -126,7 +134,7 @@ class Transactions:
                 self._until_done("abort_transaction", self._producer.abort_transaction, deadline_s)
         except (Void, Fenced, KafkaException) as error:
             log.warning("%s: the broker will end the open transaction: %s", self._id, error)
-        self._give_up()
+        self._give_up(self._producer)
 
     def _connected(self) -> Producer:
         producer = Producer(self._settings)
@@ -139,10 +147,13 @@ class Transactions:
             ) from error
         return producer
 
-    def _give_up(self) -> None:
+    def _give_up(self, producer: Producer) -> None:
         """What it still holds would be sent under an epoch that is over."""
-        self._producer.purge()
-        self._producer.close()
+        producer.purge()
+        try:
+            producer.close()
+        except KafkaException as error:  # a fenced one says so once more, instead of ending
+            log.warning("%s: the producer that was given up: %s", self._id, error)
 
     def _open(self) -> None:
         if self.opened_s is None:
@@ -165,7 +176,8 @@ class Transactions:
                     raise failure from error
                 if time.monotonic() > end:
                     raise Void(
-                        f"{name} did not end within {patience_s:.0f} s ({error.args[0].str()})"
+                        f"{name} did not end within {patience_s:.0f} s ({error.args[0].str()})",
+                        may_pass=True,
                     ) from error
                 self._waiting(f"the broker: {name} ({error.args[0].str()})")
                 log.warning("%s, trying again: %s", self._id, failure)

@@ -38,6 +38,7 @@ from consumers.reread import Rereader, incoming_of
 from consumers.teachers.opened import opened, teacher_of_agent
 from consumers.teachers.pool import Teachers
 from consumers.transaction import Transactions, Void
+from consumers.voids import Voids
 from schemas import topics as keys
 from schemas.clients import consumer_config
 from schemas.codec import encode
@@ -75,7 +76,7 @@ def run(config: Config, *, instance: str, stop: threading.Event) -> None:
     """Until `control` says finished or `stop` is set.
 
     Raises ConfigError, ManifestMismatch, RunStopped on `fatal`, Fenced, OffsetsLost,
-    MetadataUnreadable, DeadlineExceeded.
+    MetadataUnreadable, TransactionsFail, DeadlineExceeded.
     """
     topics = Topics(config.run.id)
     with (
@@ -120,6 +121,7 @@ class Worker:
         self._teaching: dict[str, float] = defaultdict(float)
         self._paused: list[TopicPartition] = []  # assigned during this poll
         self._has_lost_its_place = False
+        self._voids = Voids(f"{topics.groups}, {topics.events} and {topics.dlq}")
         self._committed_s = time.monotonic()
         self._reported_s = 0.0
         self._require_partitions(manifest)
@@ -137,7 +139,7 @@ class Worker:
             self._follow_control()
             messages = self._arrived()
             if self._has_lost_its_place:
-                raise Void("a commit failed while partitions were revoked")
+                raise Void("the transaction ended with the partitions it was for", may_pass=True)
             now = _now()
             for message in messages:
                 self._carry_out(self._assembler.receive(incoming_of(message), now))
@@ -149,6 +151,8 @@ class Worker:
                 self._flush()
         except Void as error:
             log.warning("transaction void, reading the commits again: %s", error)
+            if not error.may_pass:
+                time.sleep(self._voids.count(str(error), time.monotonic()))
             self._start_over()
         self._report()
 
@@ -218,6 +222,7 @@ class Worker:
         if points:
             self._transactions.commit(self._topics.rows, points, self._consumer, deadline_s)
             self._assembler.mark_committed()
+            self._voids.end()
         self._committed_s = time.monotonic()
 
     def _start_over(self) -> None:

@@ -63,3 +63,7 @@ class OffsetsLost(GroupstreamError):
 
 class GroupsContradict(GroupstreamError):
     """`groups` holds what its rules exclude: a task twice, or more groups than a step takes."""
+
+
+class TransactionsFail(GroupstreamError):
+    """One transaction after the other came to nothing; the message has the first reason."""
