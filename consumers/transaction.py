@@ -8,13 +8,15 @@ does not even abort is given up for a new one, whose init_transactions ends the 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from consumers.decisions import CommitPoint
-from schemas.clients import producer_config
+from schemas.clients import consumer_config, producer_config
 from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, Fenced
+from schemas.settling import settle
 
 CONNECT_S = 120.0  # a broker may be away for a minute
 LEAST_PATIENCE_S = 10.0
@@ -39,6 +41,14 @@ class Void(Exception):
         self.may_pass = may_pass
 
 
+class Writes(NamedTuple):
+    """Every (topic, partition) that is ever written, and an offset that the group commits."""
+
+    places: list[tuple[str, int]]
+    group_id: str
+    offset: TopicPartition
+
+
 class Transactions:
     """`opened_s` is the monotonic time of the open transaction's first record, else None."""
 
@@ -54,10 +64,20 @@ class Transactions:
         self.committed = 0
         self._id = transactional_id
         self._settings = producer_config(kafka, client_id, transactional_id)
+        self._kafka = kafka
         self._waiting = waiting
+        self._writes: Writes | None = None
         # The broker ends a transaction that is older, so trying for longer can't save it.
         self._patience_s = max(LEAST_PATIENCE_S, kafka.transaction_timeout_ms / 1000)
         self._producer = self._connected()
+
+    def settle(self, writes: Writes) -> None:
+        """Before anything is read: ends what the broker forgot of a predecessor's transaction.
+
+        Raises Fenced, DeadlineExceeded.
+        """
+        self._writes = writes
+        self._settle(self._producer, writes)
 
     def produce(
         self,
@@ -134,6 +154,7 @@ class Transactions:
                 self._until_done("abort_transaction", self._producer.abort_transaction, deadline_s)
         except (Void, Fenced, KafkaException) as error:
             log.warning("%s: the broker will end the open transaction: %s", self._id, error)
+        self.opened_s, self.carries_groups = None, False  # partitions may be lost while we leave
         self._give_up(self._producer)
 
     def _connected(self) -> Producer:
@@ -145,7 +166,26 @@ class Transactions:
                 f"{self._id}: {error}: does the broker answer, and does it allow "
                 f"transaction.timeout.ms = {self._settings['transaction.timeout.ms']}?"
             ) from error
+        if self._writes is not None:
+            self._settle(producer, self._writes)
         return producer
+
+    def _settle(self, producer: Producer, writes: Writes) -> None:
+        places, group_id, offset = writes
+        consumer = Consumer(consumer_config(self._kafka, f"{self._id}.settling", group_id))
+        try:  # a consumer that never joined: the offset is nobody's, and never committed
+            settle(
+                producer,
+                places,
+                lambda name, call: self._until_done(name, call, CONNECT_S),
+                offset,
+                consumer.consumer_group_metadata(),
+            )
+        except Void as error:  # a KIP-848 group with members takes no offset, but gets its end
+            log.info("%s settled without an offset: %s", self._id, error)
+            self._until_done("abort_transaction", producer.abort_transaction, CONNECT_S)
+        finally:
+            consumer.close()
 
     def _give_up(self, producer: Producer) -> None:
         """What it still holds would be sent under an epoch that is over."""

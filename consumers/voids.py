@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from schemas.errors import TransactionsFail
 
-MANY, FOR_S = 10, 30.0  # a rebalance costs one or two, and a broker's restart a few
+MANY, FOR_S = 10, 15.0  # a rebalance costs one or two, and a broker's restart a few
 REST_S = 0.02  # after the first, doubled each time
 LONGEST_REST_S = 2.0
 

@@ -37,7 +37,7 @@ from consumers.decisions import DeadLetter, Decision, EmitEvent, EmitGroup
 from consumers.reread import Rereader, incoming_of
 from consumers.teachers.opened import opened, teacher_of_agent
 from consumers.teachers.pool import Teachers
-from consumers.transaction import Transactions, Void
+from consumers.transaction import Transactions, Void, Writes
 from consumers.voids import Voids
 from schemas import topics as keys
 from schemas.clients import consumer_config
@@ -64,7 +64,7 @@ BUSY_COMMIT_S = 0.05
 QUIET_COMMIT_S = 0.1
 REPORT_S = 0.5
 START_S = 60.0
-REVOKE_S = 30.0  # the group waits meanwhile
+REBALANCE_S = 30.0  # the group waits meanwhile
 END_S = 10.0
 SEEK_S = 10.0
 SEEK_AGAIN = (KafkaError._STATE, KafkaError._PREV_IN_PROGRESS, KafkaError._TIMED_OUT)
@@ -125,6 +125,7 @@ class Worker:
         self._committed_s = time.monotonic()
         self._reported_s = 0.0
         self._require_partitions(manifest)
+        self._transactions.settle(_writes(manifest, topics))
 
     def start(self) -> None:
         self._consumer.subscribe(
@@ -269,6 +270,7 @@ class Worker:
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         numbers = sorted(partition.partition for partition in partitions)
+        self._end_transaction()  # a long wait for commits would leave it open for too long
         self._status.turn(f"reads the commits of partitions {numbers}")
         places = self._adopt(numbers)
         consumer.incremental_assign(places)
@@ -277,13 +279,17 @@ class Worker:
         self._paused += places
 
     def _on_revoke(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._end_transaction()
+        self._forget(partitions)
+
+    def _end_transaction(self) -> None:
+        """Commits, or aborts; then the next turn starts over."""
         try:
-            self._flush(REVOKE_S)
+            self._flush(REBALANCE_S)
         except Void as error:
-            log.warning("partitions revoked, transaction void: %s", error)
+            log.warning("partitions move, transaction void: %s", error)
             self._transactions.abort()
             self._has_lost_its_place = True
-        self._forget(partitions)
 
     def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         log.warning("lost partitions %s", [partition.partition for partition in partitions])
@@ -355,6 +361,12 @@ class Worker:
         self._status.turn(_doing(self._assembler, numbers))
         counters = _counters(self._assembler, self._transactions.committed)
         self._status.counters = counters | self._teaching
+
+
+def _writes(manifest: Manifest, topics: Topics) -> Writes:
+    names = (topics.groups, topics.events, topics.dlq)
+    places = [(name, number) for name in names for number in range(manifest.num_partitions)]
+    return Writes(places, topics.assembler_group, TopicPartition(topics.rows, 0, 0))
 
 
 def _doing(assembler: Assembler, numbers: list[int]) -> str:

@@ -11,7 +11,7 @@ import time
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from infra.broker_limits import retention_warning, shortfalls
+from infra.broker_limits import shortfalls, warnings
 from infra.topic_creation import cluster_settings, create_topics, partitions_by_topic
 from schemas.clients import bootstrap_servers, common_config, producer_config
 from schemas.codec import encode
@@ -88,7 +88,7 @@ def _require_limits(admin: AdminClient, config: Config) -> None:
         return
     if found := shortfalls(settings, config.kafka):
         raise ConfigError("\n".join(found))
-    if warning := retention_warning(settings):
+    for warning in warnings(settings):
         log.warning("%s", warning)
 
 

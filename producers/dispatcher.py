@@ -148,6 +148,9 @@ class Dispatcher:
         self._status.turn("taking over from a predecessor, if there is one")
         self._writer.open()
         require_partitions(self._events, self._topics, self._manifest)
+        self._writer.settle(
+            self._places(), TopicPartition(self._topics.events, 0, 0), self._events.group_metadata()
+        )
         self._read_heartbeats()
         self._control.read_to_end()
         self._restore()
@@ -287,6 +290,16 @@ class Dispatcher:
             ledger.totals.dispatched, ledger.totals.accepted, ledger.abandoned, len(ledger.tasks),
             ledger.totals.next_task_index,
         )  # fmt: skip
+
+    def _places(self) -> list[tuple[str, int]]:
+        """Every (topic, partition) that the ledger's transactions write to."""
+        topics = self._topics
+        prompts = [
+            (topics.prompts(shard), number)
+            for shard, replicas in self._manifest.shards.items()
+            for number in range(replicas * keys.PARTITIONS_PER_REPLICA)
+        ]
+        return [(topics.dispatch, 0), (topics.control, 0), *prompts]
 
     def _read_heartbeats(self) -> None:
         """The newest line of every process, so that what runs now is known before acting."""

@@ -59,7 +59,8 @@ class Liveness:
     def heard(self, heartbeat: Heartbeat, *, now_s: float, now_ms: int) -> None:
         """A heartbeat was read. `now_ms` is this host's wall clock, which wrote our own."""
         if heartbeat.incarnation == self._own:
-            if now_ms - heartbeat.at_ms <= PROOF_S * 1000:
+            # One from the future is from before our clock was set back: it may be old as well.
+            if 0 <= now_ms - heartbeat.at_ms <= PROOF_S * 1000:
                 self._proof_s = now_s
         elif heartbeat.role == SHARD_ROLE:
             self._replicas[heartbeat.instance] = Replica(

@@ -7,8 +7,9 @@
 
 The offset that is committed says "the prompt below it may have been started", so an attempt starts
 at most once: who commits it starts it, and whoever reads the partition afterwards begins above it.
-The consumer is a static member of its group: a restarted replica has its partitions back at once,
-and its predecessor, if it still lives, is fenced.
+The consumer is a static member of its group: a restarted replica has its partitions back at once
+(in a KIP-848 group once the session of its predecessor has ended), and a predecessor that still
+lives is fenced.
 """
 
 import asyncio
@@ -39,6 +40,8 @@ IDLE_S = 0.01  # how long a prompt may lie in the consumer's queue, and a reques
 READ_AHEAD = 64  # prompts of a partition that wait in memory; above it the partition is paused
 READ_BACK_S = 60.0
 READ_BACK_RETRY_S = 0.5
+PREDECESSOR_S = 120.0  # a session of a KIP-848 group takes 45 s by the broker's default
+PREDECESSOR_RETRY_S = 1.0
 _FENCED = (KafkaError.FENCED_INSTANCE_ID, KafkaError._FENCED)
 _FATAL = (*_FENCED, KafkaError._FATAL)
 
@@ -123,14 +126,35 @@ class PromptSource:
     # From here on: the consumer thread.
 
     def _run(self) -> None:
+        until_s = time.monotonic() + PREDECESSOR_S
         try:
-            self._consumer = Consumer(self._settings)
-            try:
-                self._follow()
-            finally:
-                self._consumer.close()
+            while not self._closing.is_set() and not self._served(until_s):
+                self._closing.wait(PREDECESSOR_RETRY_S)
         except Exception as error:
             self._tell(self._fail, _acted_on(error, self._topic, self._name))
+
+    def _served(self, until_s: float) -> bool:
+        """One consumer, until close(). False where a predecessor's session must end first.
+
+        KIP-848 only: a classic group gives the place of a static member to its newest process.
+        """
+        self._consumer = Consumer(self._settings)
+        try:
+            self._follow()
+            return True
+        except KafkaException as error:
+            was_member = self._epoch > 0
+            if was_member or not _is_taken(error.args[0]):
+                raise
+            if time.monotonic() > until_s:
+                raise DeadlineExceeded(
+                    f"another process was gym shard {self._name} for {PREDECESSOR_S:g} s, and "
+                    f"still is: {error.args[0].str()}"
+                ) from error
+            logger.warning("%s waits for its predecessor's session to end", self._name)
+            return False
+        finally:
+            self._consumer.close()
 
     def _follow(self) -> None:
         self._consumer.subscribe(
@@ -331,12 +355,17 @@ def _ends_the_client(error: KafkaException) -> bool:
     return error.args[0].code() in _FATAL or error.args[0].fatal()
 
 
+def _is_taken(error: KafkaError) -> bool:
+    """UNRELEASED_INSTANCE_ID, which arrives as _FATAL, with its cause in words only."""
+    return "instance ID is still used" in error.str()
+
+
 def _acted_on(error: BaseException, topic: str, name: str) -> BaseException:
     """Fenced for a fenced client, so that the process ends as one."""
     if isinstance(error, KafkaException) and _ends_the_client(error):
         cause = error.args[0]
         # What follows a fatal error carries the code _FATAL, and its cause in words only.
-        if cause.code() in _FENCED or "fenced" in cause.str().lower():
+        if cause.code() in _FENCED or "fenced" in cause.str().lower() or _is_taken(cause):
             return Fenced(
                 f"a newer process is gym shard {name} now and reads {topic}; this one ends: {cause}"
             )

@@ -19,6 +19,10 @@ PASSING = {  # a broker restarts, or a leader or coordinator moves
     KafkaError._WAIT_COORD,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.KAFKA_STORAGE_ERROR,  # its disk is full: it dies of that, and comes back
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
@@ -116,11 +120,17 @@ class Tail:
         return False
 
     def _retried(self, call: Any, deadline_s: float) -> Any:
+        """Raises DeadlineExceeded."""
         until = time.monotonic() + deadline_s
         while True:
             try:
                 return call()
             except KafkaException as error:
-                if time.monotonic() > until or error.args[0].code() not in PASSING:
+                if error.args[0].code() not in PASSING:
                     raise
+                if time.monotonic() > until:
+                    raise DeadlineExceeded(
+                        f"{self.topic}: no answer within {deadline_s:.0f} s "
+                        f"({error.args[0].str()}): does the broker answer?"
+                    ) from error
                 time.sleep(RETRY_S)

@@ -14,6 +14,7 @@ from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, Fenced
 from schemas.identity import key_of, partition_of
 from schemas.records import AttemptFailed, CancelRequested
+from schemas.settling import settle
 
 CALL_S = 5.0  # of one call to the broker; it is repeated until the deadline
 FLUSH_S = 5.0
@@ -50,6 +51,23 @@ class Transactions:
     def open(self) -> None:
         """Fences a predecessor: what it wrote and committed can be read from now on."""
         self._finish("init_transactions", lambda: self._producer.init_transactions(CALL_S))
+
+    def settle(self, places: Sequence[tuple[str, int]], offset: TopicPartition, group: Any) -> None:
+        """Ends what the broker forgot of a predecessor's transaction, in `places` and the group.
+
+        Raises Fenced, DeadlineExceeded.
+        """
+        try:
+            settle(self._producer, places, self._timed, offset, group)
+        except KafkaException as failure:
+            self._raise_if_fenced(failure)
+            if failure.args[0].fatal():
+                raise
+            logger.warning("%s could not settle: %s", self._id, failure.args[0].str())
+            self._finish("abort", lambda: self._producer.abort_transaction(CALL_S))
+
+    def _timed(self, name: str, call: Callable[[float], Any]) -> None:
+        self._finish(name, lambda: call(CALL_S))
 
     def commit(
         self, records: Sequence[Outgoing], offsets: Sequence[TopicPartition], group: Any

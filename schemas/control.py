@@ -34,7 +34,9 @@ LEADER_MOVES = (
     KafkaError.UNKNOWN_LEADER_EPOCH,  # a restarted broker answers before it leads again
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.KAFKA_STORAGE_ERROR,  # its disk is full: it dies of that, and comes back
     KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
 )
 NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT)
 TOPIC_APPEARS_S = 5.0  # a broker that has just started may not know it yet
@@ -138,7 +140,10 @@ class ControlLog:
                     isolation_level=IsolationLevel.READ_UNCOMMITTED,
                     request_timeout=max(0.1, left),
                 )
-                return int(answers[partition].result().offset)
+                offset = int(answers[partition].result().offset)
+                if offset < 0:  # no answer, in the place of one: nothing would be read
+                    raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
+                return offset
             except KafkaException as error:
                 code = error.args[0].code()
                 if code not in NO_TOPIC:
@@ -150,8 +155,13 @@ class ControlLog:
                         f"topic {self._topic} does not exist: create the run with "
                         "`groupstream-init` first, or correct run.id or kafka.bootstrap_servers"
                     ) from error
-                if left <= 0 or code not in (*LEADER_MOVES, *NO_TOPIC):
+                if code not in (*LEADER_MOVES, *NO_TOPIC):
                     raise
+                if left <= 0:
+                    raise DeadlineExceeded(
+                        f"the end of {self._topic} was not told in time ({error.args[0].str()}): "
+                        "does the broker answer?"
+                    ) from error
                 time.sleep(0.1)
 
     def poll(self, timeout_s: float = 0.0) -> bool:

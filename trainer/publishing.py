@@ -17,6 +17,7 @@ from schemas.codec import encode
 from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, Fenced
 from schemas.records import CheckpointRecorded, Fatal, Finished, PolicyVersion, Record
+from schemas.settling import settle
 from schemas.topics import Topics
 
 DEADLINE_S = 60.0
@@ -53,7 +54,13 @@ class ControlPublisher:
 
     def take_over(self) -> None:
         """Fences every earlier trainer of the run. Comes first."""
-        self._retried("init_transactions", self._producer.init_transactions, _deadline())
+        deadline = _deadline()
+        self._retried("init_transactions", self._producer.init_transactions, deadline)
+        settle(
+            self._producer,
+            [(self._topic, 0)],
+            lambda name, call: self._retried(name, call, deadline),
+        )
 
     def publish(self, *records: Record) -> None:
         """All of `records` or none."""

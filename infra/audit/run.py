@@ -7,6 +7,7 @@ import orjson
 
 from infra.audit.books import Audit, Books
 from infra.audit.group_check import RowKey, flaws_of, is_ordered, was_dispatched
+from infra.audit.hidden import hidden_flaws
 from infra.init import control_state
 from infra.topic_reading import PartitionReader
 from schemas.codec import decode, decode_as
@@ -38,6 +39,7 @@ def audit_run(config: Config, note: Callable[[str], None] = lambda _: None) -> A
             _enter_groups(books, reader, topics, partition)
             _enter_events(books, reader, topics, partition)
         _enter_ledger(books, reader, topics)
+    books.flaws += hidden_flaws(config, note)
     return books.close(trained_of(config), finished=state.finished is not None)
 
 

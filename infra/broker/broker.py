@@ -45,6 +45,10 @@ class Broker(Protocol):
         """The container's id while it should run; None without one."""
         ...
 
+    def is_running(self) -> bool:
+        """Whether its process or container is there; a given one counts as running."""
+        ...
+
     def stop(self) -> None:
         """In order, within STOP_S + KILL_S seconds; again is no error. Leaves a given one alone."""
         ...
@@ -111,6 +115,9 @@ class GivenBroker:
     def __init__(self, bootstrap_servers: str) -> None:
         self.bootstrap_servers = bootstrap_servers
 
+    def is_running(self) -> bool:
+        return True
+
     def stop(self) -> None:
         """Leaves it alone."""
 
@@ -162,6 +169,9 @@ class LocalBroker:
     def container(self) -> str | None:
         return self._running.container
 
+    def is_running(self) -> bool:
+        return self._server is not None and self._server.is_running()
+
     def start(self) -> None:
         """Raises AttemptFailed, with the log's end, when it ends or does not answer in time."""
         if not self._directory.is_formatted:
@@ -179,7 +189,7 @@ class LocalBroker:
         questioner = Questioner(self.bootstrap_servers)
 
         def answers_or_ended() -> bool:
-            return not self._is_running() or questioner.answers(ask_s=0.5)
+            return not self.is_running() or questioner.answers(ask_s=0.5)
 
         try:
             wait_until(
@@ -190,7 +200,7 @@ class LocalBroker:
             )
         except WaitTimedOut as error:
             raise self._failed(f"{error} ({questioner.last_answer})") from error
-        if not self._is_running():
+        if not self.is_running():
             raise self._failed("the broker ended while it started")
 
     def stop(self) -> None:
@@ -214,9 +224,6 @@ class LocalBroker:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def _is_running(self) -> bool:
-        return self._server is not None and self._server.is_running()
 
     def _forget(self) -> None:
         """It has ended: the record keeps only the ports, for the next start."""

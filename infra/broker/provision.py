@@ -5,8 +5,9 @@ this directory's broker ─ runs? ─▶ it, restarted if its settings differ
 Docker engine ─ works? ─▶ a container          Java ─ works? ─▶ a process
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from infra.broker.answering import Questioner
@@ -40,6 +41,11 @@ class Wanted(NamedTuple):
     record_bytes: int
     port: int | None
     heap: tuple[str, str]
+    proxied: Mapping[int, int]
+
+    def properties(self, place: BrokerDirectory, ports: tuple[int, int]) -> str:
+        """`ports`: the broker's and the controller's."""
+        return server_properties(place.data, *ports, self.record_bytes, self.proxied)
 
 
 class Way(NamedTuple):
@@ -74,13 +80,15 @@ def start_broker(
     record_bytes: int = DEFAULT_RECORD_BYTES,
     port: int | None = None,
     heap: tuple[str, str] = DEFAULT_HEAP,
+    proxied: Mapping[int, int] = MappingProxyType({}),
     progress: Progress,
     ways: Sequence[Way] = WAYS,
 ) -> Broker:
     """A broker that answers. `directory` is for one broker of ours: its data outlives it.
 
     `record_bytes` is the largest record value it must take; `port` one on 127.0.0.1, chosen by us
-    when None; `heap` Java's -Xms and -Xmx. `progress` gets a line for each wait over two seconds.
+    when None; `heap` Java's -Xms and -Xmx; `proxied` as in server_properties(). `progress` gets a
+    line for each wait over two seconds.
 
     Raises BrokerUnavailable when no way works, ValueError for a size outside Kafka's range,
     WaitTimedOut when another process keeps the directory locked.
@@ -88,7 +96,7 @@ def start_broker(
     if bootstrap_servers:
         return _given(bootstrap_servers, progress)
     place = BrokerDirectory.at(directory)
-    wanted = Wanted(record_bytes, port, heap)
+    wanted = Wanted(record_bytes, port, heap, proxied)
     with locked(place.path / "lock", f"it starts the broker of {place.path}", progress):
         broker = _reused(ways, place, wanted, progress)
         return broker or _first_that_serves(ways, place, wanted, progress)
@@ -157,9 +165,7 @@ def _suits(running: Running, place: BrokerDirectory, wanted: Wanted) -> bool:
     if wanted.port not in (None, running.port) or not place.properties.exists():
         return False
     ports = running.port, running.controller_port
-    return place.properties.read_text() == server_properties(
-        place.data, *ports, wanted.record_bytes
-    )
+    return place.properties.read_text() == wanted.properties(place, ports)
 
 
 def _end_leftover(
@@ -196,8 +202,7 @@ def _start(
     for tries_left in reversed(range(PORT_TRIES)):
         running = _with_ports(starter.how, place.read_running(), wanted.port)
         ports = running.port, running.controller_port
-        text = server_properties(place.data, *ports, wanted.record_bytes)
-        place.properties.write_text(text)
+        place.properties.write_text(wanted.properties(place, ports))
         broker = LocalBroker(place, starter, running, None, progress)
         try:
             broker.start()

@@ -3,8 +3,10 @@
 A single KRaft node that is broker and controller at once, on 127.0.0.1 alone.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 MIB = 1 << 20
 DEFAULT_RECORD_BYTES = 128 * MIB  # a prompt group of the largest size that must work
@@ -34,11 +36,22 @@ class SizeLimits:
         return cls(message, max(message, BROKER_FETCH_BYTES), 2 * message)
 
 
-def server_properties(data: Path, port: int, controller_port: int, record_bytes: int) -> str:
-    """The text of server.properties. `data` is an absolute path without line breaks."""
+def server_properties(
+    data: Path,
+    port: int,
+    controller_port: int,
+    record_bytes: int,
+    proxied: Mapping[int, int] = MappingProxyType({}),
+) -> str:
+    """The text of server.properties. `data` is an absolute path without line breaks.
+
+    `proxied`: ports that it listens on too, each with the port of a proxy before it; who comes
+    through one is told that one's port, and so stays behind it.
+    """
     limits = SizeLimits.of_record(record_bytes)
     settings = {
-        **_node(data, port, controller_port),
+        **_node(data),
+        **_listeners(port, controller_port, proxied),
         **_sizes(limits),
         **_groups_and_transactions(),
         **_disk(),
@@ -53,15 +66,28 @@ def _escaped(value: str) -> str:
     return "".join(chr(unit) if unit < 128 else f"\\u{unit:04x}" for unit in units)
 
 
-def _node(data: Path, port: int, controller_port: int) -> dict[str, str | int]:
+def _listeners(port: int, controller_port: int, proxied: Mapping[int, int]) -> dict[str, str | int]:
+    listens = {"PLAINTEXT": port} | {f"PROXIED{own}": own for own in proxied}
+    named = {"PLAINTEXT": port} | {f"PROXIED{own}": proxy for own, proxy in proxied.items()}
+    return {
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "listeners": _addresses(listens | {"CONTROLLER": controller_port}),
+        "advertised.listeners": _addresses(named),
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": ",".join(
+            f"{name}:PLAINTEXT" for name in ("CONTROLLER", *listens)
+        ),
+    }
+
+
+def _addresses(ports: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())
+
+
+def _node(data: Path) -> dict[str, str | int]:
     return {
         "process.roles": "broker,controller",
         "node.id": 1,
-        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
-        "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
         "log.dirs": str(data),
         "auto.create.topics.enable": "false",  # a mistyped run id must be an error
         "default.replication.factor": 1,
@@ -91,8 +117,6 @@ def _groups_and_transactions() -> dict[str, str | int]:
         "transaction.state.log.min.isr": 1,
         "transaction.state.log.num.partitions": 4,
         "transaction.max.timeout.ms": 900_000,
-        # a killed producer's transaction blocks read_committed readers until it is aborted
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
     }
 
 

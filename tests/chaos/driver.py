@@ -1,23 +1,23 @@
 """One chaos run: starts the roles, carries out the schedule, ends the data, waits for the end.
 
-start ─▶ first steps are trained ─▶ faults, each at its time ─▶ all continued, data ended ─▶ drained
+start ─▶ first steps are trained ─▶ faults, each at its time ─▶ all undone, data ended ─▶ drained
 """
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import orjson
-
-from infra.broker import Broker
 from infra.status_log import StatusLog
 from schemas.config import Config
 from schemas.control import ControlLog
 from schemas.records import Heartbeat
 from schemas.status import now_ms
 from schemas.topics import Topics
+from tests.chaos.broker_faults import BrokerFaults
+from tests.chaos.clocks import Clocks
+from tests.chaos.deeds import Deeds
+from tests.chaos.network import Network
 from tests.chaos.processes import RoleGaveUp, Roles
 from tests.chaos.schedule import Action, Fault
 
@@ -25,7 +25,7 @@ TURN_S = 0.02
 SAY_S = 5.0
 BEGIN_S = 180.0  # a busy machine starts six processes
 DRAIN_S = 180.0
-STEP_DRAIN_S = 1.0  # more, for each step of a fixed number that is left
+STEP_DRAIN_S = 3.0  # more, for each step of a fixed number that is left
 BROKER_BACK_S = 240.0
 MORE_STEPS = 4  # trained after the schedule's end, beyond what is dispatched ahead
 STATUS_S = 5.0
@@ -37,41 +37,32 @@ class NotDrained(Exception):
     """The run did not end in time; the message says what it waits for."""
 
 
-@dataclass
-class Deeds:
-    """What was done to the run."""
+@dataclass(frozen=True)
+class World:
+    """What the faults are done to."""
 
-    kills_ms: list[int] = field(default_factory=list)
-    kills: int = 0
-    stops: int = 0
-    broker_restarts: int = 0
+    roles: Roles
+    broker: BrokerFaults
+    network: Network
+    clocks: Clocks
 
 
 class Driver:
-    """One thread, but for the broker's restart, which takes seconds."""
+    """One thread, but for the broker's faults."""
 
-    def __init__(
-        self,
-        config: Config,
-        roles: Roles,
-        broker: Broker,
-        *,
-        deeds: Deeds,
-        say: Say,
-    ) -> None:
-        """`deeds` are counted as they are done; faults.jsonl of the run gets a line for each."""
-        self.deeds = deeds
-        self._config, self._roles, self._broker = config, roles, broker
-        self._journal, self._say = config.run_directory / "faults.jsonl", say
+    def __init__(self, config: Config, world: World, *, deeds: Deeds, say: Say) -> None:
+        self._config, self._world = config, world
+        self._roles, self._deeds, self._say = world.roles, deeds, say
         self._control = ControlLog(config.kafka, Topics(config.run.id), f"{config.run.id}.chaos")
-        self._continue_s: dict[str, float] = {}
-        self._restart: threading.Thread | None = None
-        self._restart_error: BaseException | None = None
+        self._undo: list[tuple[float, Callable[[], None]]] = []
         self._began_s = time.monotonic()
         self._said_s = 0.0
 
     def run(self, faults: Sequence[Fault], *, seconds: float, steps: int) -> None:
-        """Blocks until every role has ended by itself. Raises NotDrained, RoleGaveUp."""
+        """Blocks until every role has ended by itself. Raises NotDrained, RoleGaveUp.
+
+        `steps`: how many the data is for; 0: it ends when the schedule does.
+        """
         self._roles.start()
         self._until(lambda: self._version >= 1, BEGIN_S, "its first step")
         self._began_s = time.monotonic()
@@ -87,9 +78,8 @@ class Driver:
         self._until(lambda: self._roles.done, DRAIN_S + STEP_DRAIN_S * left, "its end")
 
     def close(self) -> None:
-        if self._restart is not None:
-            self._restart.join(BROKER_BACK_S)
         self._control.close()
+        self._world.broker.join(BROKER_BACK_S)
 
     @property
     def _version(self) -> int:
@@ -106,68 +96,53 @@ class Driver:
         return not self._finished
 
     def _carry_out(self, fault: Fault) -> None:
-        self._note(fault.action, fault.role, fault.for_s)
+        if fault.action in (Action.BROKER, Action.DISK):
+            self._await_broker()
+        self._deeds.note(fault.action, fault.role, fault.for_s, fault.shift_s)
         match fault.action:
             case Action.KILL:
-                self._kill(fault.role)
+                self._roles.kill(fault.role)
             case Action.STOP:
-                self._stop(fault, self._roles.stop)
+                self._roles.stop(fault.role)
+                self._undo_later(fault, lambda: self._roles.go_on(fault.role))
             case Action.REPLACE:
-                self._stop(fault, self._roles.replace)
+                self._roles.replace(fault.role)
+                self._undo_later(fault, lambda: self._roles.go_on(fault.role))
+            case Action.CUT | Action.FREEZE:
+                self._world.network.lose(fault.role, fault.action)
+                self._undo_later(fault, lambda: self._world.network.heal(fault.role))
+            case Action.CLOCK:
+                self._world.clocks.jump(fault.role, fault.shift_s)
             case Action.BROKER:
-                self._restart_broker()
+                self._world.broker.restart()
+            case Action.DISK:
+                self._world.broker.fill_disk(fault.for_s)
 
-    def _kill(self, role: str, override: str | None = None) -> None:
-        self.deeds.kills += 1
-        self.deeds.kills_ms.append(now_ms())
-        if override is None:
-            self._roles.kill(role)
-        else:
-            self._roles.restart_with(role, override)
+    def _undo_later(self, fault: Fault, undo: Callable[[], None]) -> None:
+        self._undo.append((time.monotonic() + fault.for_s, undo))
 
-    def _stop(self, fault: Fault, stop: Callable[[str], bool]) -> None:
-        if stop(fault.role):
-            self.deeds.stops += 1
-            self._continue_s[fault.role] = time.monotonic() + fault.for_s
-
-    def _restart_broker(self) -> None:
-        self._join_restart()
-        self.deeds.broker_restarts += 1
-        self.deeds.kills_ms.append(now_ms())
-        self._restart = threading.Thread(target=self._kill_broker, name="broker", daemon=True)
-        self._restart.start()
-
-    def _kill_broker(self) -> None:
-        try:
-            self._broker.kill()
-            self._broker.restart()
-        except BaseException as error:  # raised where it is joined
-            self._restart_error = error
-
-    def _join_restart(self) -> None:
-        if self._restart is None:
-            return
+    def _await_broker(self) -> None:
         until_s = time.monotonic() + BROKER_BACK_S
-        while self._restart.is_alive() and time.monotonic() < until_s:
+        while self._world.broker.is_at_work:
+            if time.monotonic() > until_s:
+                raise NotDrained(f"the broker was not back after {BROKER_BACK_S:.0f} s")
             self._turn()
-        if self._restart.is_alive():
-            raise NotDrained(f"the broker was not back {BROKER_BACK_S:.0f} s after it was killed")
-        self._restart = None
-        if self._restart_error is not None:
-            raise self._restart_error
+        self._world.broker.join(BROKER_BACK_S)
 
     def _finish_faults(self) -> None:
-        """Nothing is stopped or away any more."""
-        while self._continue_s and not self._finished:
+        """Nothing is stopped, cut off or away any more; clocks stay wrong."""
+        while self._undo and not self._finished:
             self._turn()
-        self._roles.go_on_all()
-        self._join_restart()
+        for _, undo in self._undo:
+            undo()
+        self._undo = []
+        self._await_broker()
 
     def _end_the_data(self) -> None:
         """The dispatcher is killed once more, and comes back with a last step not far away."""
         last = self._version + self._config.grpo.lead + MORE_STEPS
-        self._note(Action.KILL, "dispatcher", 0.0)
-        self._kill("dispatcher", f"grpo.max_num_steps={last}")
+        self._deeds.note(Action.KILL, "dispatcher")
+        self._roles.restart_with("dispatcher", f"grpo.max_num_steps={last}")
 
     def _until(self, reached: Callable[[], bool], deadline_s: float, what: str) -> None:
         until_s = time.monotonic() + deadline_s
@@ -176,7 +151,8 @@ class Driver:
                 raise NotDrained(
                     f"the run did not reach {what} within {deadline_s:.0f} s. It is at version "
                     f"{self._version}, finished: {self._finished}; of its roles "
-                    f"{self._roles.unfinished} have not ended:\n" + self._waits()
+                    f"{self._roles.unfinished} have not ended:\n{self._waits()}\n"
+                    f"{self._roles.stacks()}"
                 )
             self._turn()
 
@@ -186,18 +162,15 @@ class Driver:
         if fatal is not None:
             raise RoleGaveUp(f"the {fatal.role} stopped the run: {fatal.message}")
         now_s = time.monotonic()
-        for role, due_s in list(self._continue_s.items()):
-            if now_s >= due_s:
-                del self._continue_s[role]
-                self._roles.go_on(role)
+        due = [undo for due_s, undo in self._undo if due_s <= now_s]
+        self._undo = [(due_s, undo) for due_s, undo in self._undo if due_s > now_s]
+        for undo in due:
+            undo()
         self._roles.attend(finished=self._finished)
         if now_s - self._said_s >= SAY_S:
             self._said_s = now_s
-            deeds = self.deeds
-            self._say(
-                f"{now_s - self._began_s:4.0f} s: version {self._version}, {deeds.kills} kills, "
-                f"{deeds.stops} stops, {deeds.broker_restarts} broker restarts"
-            )
+            done = ", ".join(f"{n} {kind}" for kind, n in self._deeds.counts.items() if n)
+            self._say(f"{now_s - self._began_s:4.0f} s: version {self._version}; {done}")
 
     def _waits(self) -> str:
         """The newest heartbeat of every process, one a line."""
@@ -214,10 +187,3 @@ class Driver:
             f"heard {(now_ms() - beat.at_ms) / 1000:.0f} s ago)"
             for name, beat in sorted(newest.items())
         )
-
-    def _note(self, action: Action, role: str, for_s: float) -> None:
-        """A line of the journal: what was done when, by the wall clock of the logs."""
-        at_s = round(time.monotonic() - self._began_s, 3)
-        deed = {"at_ms": now_ms(), "at_s": at_s, "action": action, "role": role, "for_s": for_s}
-        with self._journal.open("ab") as file:
-            file.write(orjson.dumps(deed, option=orjson.OPT_APPEND_NEWLINE))

@@ -7,6 +7,7 @@ are too old, and some take seconds, so that whatever is killed has work in its h
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,18 @@ class ChaosGym:
         self, group: RolloutRequest
     ) -> AsyncIterator[tuple[int, RolloutResult, Timing | None]]:
         settings = self._settings[group.agent]
-        of_task = random.Random(f"{settings['seed']} {group.task_index}")
+        script = script_of(settings["seed"], group.task_index, group.attempt)
         of_attempt = random.Random(f"{settings['seed']} {group.task_index} {group.attempt}")
-        fails = fails_now(of_task.random(), group.attempt)
         version = _read_version(settings["version_file"])
-        if group.attempt == 0 and of_task.random() < IS_STALE:
+        if script.is_stale:
             version = max(0, version - TOO_OLD)
-        if of_task.random() < IS_SLOW:
+        if script.is_slow:
             await asyncio.sleep(of_attempt.uniform(0, SLOW_S))
         order = of_attempt.sample(range(len(group.rows)), len(group.rows))
         for position, index in enumerate(order, start=1):
             await asyncio.sleep(of_attempt.uniform(0, ROW_S))
             last = position == len(order)
-            if last and fails:
+            if last and script.fails:
                 raise ScriptedError(f"task {group.task_index} attempt {group.attempt} fails")
             result = RolloutResult(
                 reward=float(of_attempt.randrange(2)),
@@ -67,6 +67,24 @@ class ChaosGym:
                 version_start=version,
             )
             yield index, result, {"run": 0.1} if last else None
+
+
+@dataclass(frozen=True)
+class Script:
+    """What an attempt does that is not usual."""
+
+    fails: bool
+    is_stale: bool
+    is_slow: bool
+
+
+def script_of(seed: int, task_index: int, attempt: int) -> Script:
+    of_task = random.Random(f"{seed} {task_index}")
+    return Script(
+        fails=fails_now(of_task.random(), attempt),
+        is_stale=of_task.random() < IS_STALE and attempt == 0,
+        is_slow=of_task.random() < IS_SLOW,
+    )
 
 
 def fails_now(share: float, attempt: int) -> bool:

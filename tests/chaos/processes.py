@@ -2,22 +2,19 @@
 
 import os
 import signal
-import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from infra.cli.exit_codes import ExitCode
 from infra.up.child import Child
 from infra.up.policy import said
-from infra.up.roles import RoleProcess, environment_of, roles_of
-from schemas.config import Config
+from infra.up.roles import RoleProcess
 
-ROOT = Path(__file__).parents[2]
-ASSEMBLERS = 2
 DIES_WITHIN_S = 20.0
 RESTART_S = 0.5  # after an end of its own
+TELLS_WITHIN_S = 1.0
 PERSON_MUST_ACT = (ExitCode.REFUSED, ExitCode.USAGE)
 
 
@@ -29,30 +26,23 @@ class Roles:
     """One thread: the children end with the thread that started them.
 
     `exits`: how each role ended when nobody had killed it, by how often. `last_words`: the end of
-    the log of each that failed with an error that nobody expected.
+    the log of each that failed with an error that nobody expected; `crashes`: of each that died of
+    a signal, as C code does.
     """
 
-    def __init__(self, config: Config, config_file: Path) -> None:
-        shards = sum(shard.replicas for shard in config.all_shards.values())
-        self._environment = environment_of(os.environ, shards + 1, 1)
-        python_path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._environment["PYTHONPATH"] = os.pathsep.join(python_path)
-        config.log_directory.mkdir(parents=True, exist_ok=True)
-        roles = roles_of(config, config_file, [], ASSEMBLERS, port=0)
-        self._children = {
-            role.name: Child(_recording(role, config_file), config.log_directory, self._environment)
-            for role in roles
-        }
+    def __init__(
+        self, roles: Iterable[RoleProcess], child_of: Callable[[RoleProcess], Child]
+    ) -> None:
+        """`child_of` makes a process of a role, not started yet."""
+        self._child_of = child_of
+        self._children = {role.name: child_of(role) for role in roles}
         self._stopped: dict[str, int] = {}
         self._replaced: dict[str, list[Child]] = defaultdict(list)
         self._due_s: dict[str, float] = {}
         self._done: set[str] = set()
         self.exits: dict[str, Counter[str]] = defaultdict(Counter)
         self.last_words: list[str] = []
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._children)
+        self.crashes: list[str] = []
 
     @property
     def done(self) -> bool:
@@ -89,7 +79,7 @@ class Roles:
         first = self._children[name]
         if not self.stop(name):
             return False
-        second = Child(first.role, first.log_path.parent, self._environment)
+        second = self._child_of(first.role)
         self._children[name] = second
         self._replaced[name].append(first)
         second.start()
@@ -120,6 +110,21 @@ class Roles:
         for name in list(self._stopped):
             self.go_on(name)
 
+    def stacks(self) -> str:
+        """What every thread of every process that runs does now; their logs have it too."""
+        told = []
+        for child in self._everyone():
+            if child.has_ended() or child.pid is None:
+                continue
+            before = child.log_path.stat().st_size
+            os.kill(child.pid, signal.SIGUSR1)
+            time.sleep(TELLS_WITHIN_S)
+            with child.log_path.open("rb") as log:
+                log.seek(before)
+                stack = log.read().decode(errors="replace").rstrip()
+            told.append(f"{child.role.name} (pid {child.pid}):\n{stack}")
+        return "\n".join(told)
+
     def attend(self, *, finished: bool) -> None:
         """Starts again who ended by itself. Raises RoleGaveUp."""
         for name, child in self._children.items():
@@ -144,13 +149,15 @@ class Roles:
         self.exits[name][said(returncode)] += 1
         if returncode in PERSON_MUST_ACT:
             raise RoleGaveUp(f"{name} {said(returncode)}:\n{child.last_lines()}")
+        if returncode < 0:  # not by us: kill() starts it again itself
+            self.crashes.append(f"{name} {said(returncode)}:\n{child.last_lines(40)}")
         if returncode == ExitCode.FAILED:
             self.last_words.append(f"{name} {said(returncode)}:\n{child.last_lines(40)}")
         self._due_s[name] = time.monotonic() + RESTART_S
 
     def end(self) -> None:
         """SIGKILL to all that is left."""
-        everyone = [each for name in self._children for each in self._all_of(name)]
+        everyone = self._everyone()
         for child in everyone:
             child.kill()
         until_s = time.monotonic() + DIES_WITHIN_S
@@ -159,13 +166,8 @@ class Roles:
                 return
             time.sleep(0.01)
 
+    def _everyone(self) -> list[Child]:
+        return [each for name in self._children for each in self._all_of(name)]
+
     def _all_of(self, name: str) -> list[Child]:
         return [self._children[name], *self._replaced[name]]
-
-
-def _recording(role: RoleProcess, config_file: Path) -> RoleProcess:
-    """The recorder in the trainer's place."""
-    if role.name != "trainer":
-        return role
-    command = [sys.executable, "-m", "tests.chaos.recorder", "--config", str(config_file)]
-    return replace(role, command=command)

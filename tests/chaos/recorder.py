@@ -38,7 +38,8 @@ from trainer.publishing import ControlPublisher, Interrupted
 from trainer.reader import GroupsReader
 
 POLL_S = 0.1
-STEP_S = 0.05  # what a step takes at least
+STEP_VARIABLE = "GROUPSTREAM_CHAOS_STEP_S"
+STEP_S = float(os.environ.get(STEP_VARIABLE, "0.05"))  # what a step takes at least
 
 app = typer.Typer(add_completion=False)
 

@@ -1,22 +1,21 @@
-"""What a chaos run is asked for, and the configuration that its roles get."""
+"""What a chaos run is asked for: the words of its command line."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
-import orjson
-import yaml
+from tests.chaos.schedule import MODES
 
-from schemas.config import Config
-from schemas.config_file import load_config
-from tests.chaos.recorder import version_file
-from tests.chaos.schedule import MODES, SESSION_S
-
-AGENTS = {"sums": "one", "products": "two"}
-PROMPTS = 512
-EPOCHS = 1_000_000
-ROW_BYTES, GROUP_BYTES = 256 << 10, 2 << 20
+PROTOCOLS = ("classic", "consumer")
+CHOICES: dict[str, Sequence[str]] = {"mode": tuple(MODES), "protocol": PROTOCOLS}
+PROFILES = {
+    "short": "seconds=25",
+    "minute": "seconds=60",
+    "long": "prompts=2000 seconds=300 kill_every=3 mode=kill broker_restarts=2",
+}
+GROUPS_PER_STEP = 8
+QUICK_STEP_S = 0.05
+ALWAYS_SAID = ("seed", "seconds", "mode")
 
 
 class BadSetting(Exception):
@@ -25,97 +24,63 @@ class BadSetting(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """`seconds`: of the schedule. `steps` 0: the data ends when the schedule does."""
+    """`seconds`: of the schedule. `prompts` 0: the data ends when the schedule does.
+
+    `kill_every`: seconds between two faults of roles, on average. `broker_restarts` None: as many
+    as the mode has.
+    """
 
     seed: int = 7
     seconds: int = 60
     mode: str = "mixed"
-    steps: int = 0
+    protocol: str = "classic"
+    prompts: int = 0
+    kill_every: int = 3
+    broker_restarts: int | None = None
+    assemblers: int = 2
+    shards: int = 2
 
     @classmethod
     def parsed(cls, arguments: Sequence[str]) -> Self:
-        """Of `seed=7 seconds=60 ...`. Raises BadSetting."""
-        known = {field.name: field.type for field in fields(cls)}
+        """Of `seed=7 seconds=60 ...`, or of a profile's name. Raises BadSetting."""
         found: dict[str, Any] = {}
         for argument in arguments:
-            name, _, value = argument.partition("=")
-            is_mode = name == "mode"
-            if name not in known or not (value in MODES if is_mode else value.isdecimal()):
-                raise BadSetting(
-                    f"{argument!r} is no setting; known are seed, seconds and steps, each a "
-                    f"number, and mode, one of {', '.join(MODES)}"
-                )
-            found[name] = value if is_mode else int(value)
+            for word in PROFILES.get(argument, argument).split():
+                found |= [_setting(cls, word)]
         return cls(**found)
+
+    @property
+    def steps(self) -> int:
+        """How many the data is for; 0: it ends with the schedule."""
+        return self.prompts // GROUPS_PER_STEP
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes at least: so long that the data lasts for most of the schedule."""
+        return max(QUICK_STEP_S, 0.9 * self.seconds / self.steps) if self.steps else QUICK_STEP_S
 
     @property
     def replay(self) -> str:
         """The command that gives this schedule again."""
-        given = {name: value for name, value in asdict(self).items() if name != "steps" or value}
-        words = " ".join(f"{name}={value}" for name, value in given.items())
-        return f'make chaos CHAOS="{words}"'
+        words = [
+            f"{field.name}={value}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default or field.name in ALWAYS_SAID
+        ]
+        return f'make chaos CHAOS="{" ".join(words)}"'
 
 
-def write_run(settings: Settings, bootstrap_servers: str, directory: Path) -> tuple[Config, Path]:
-    """The configuration and its file; the dataset lies beside it.
-
-    N = 8, G = 4, one step ahead; every timeout is short, so that a minute has many recoveries.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    prompts = directory / "prompts.jsonl"
-    prompts.write_bytes(b"\n".join(_prompt(number) for number in range(PROMPTS)))
-    file = directory / "chaos.yaml"
-    run = {"id": f"chaos-{settings.seed}", "directory": str(directory)}
-    version = Path(run["directory"]).absolute() / run["id"] / "version"
-    gym = {"seed": settings.seed, "version_file": str(version)}
-    file.write_text(
-        yaml.safe_dump(
-            {
-                "run": run,
-                "kafka": {
-                    "bootstrap_servers": bootstrap_servers,
-                    "num_partitions": 4,
-                    "session_timeout_ms": int(SESSION_S * 1000),
-                    "transaction_timeout_ms": 10_000,
-                    "max_row_bytes": ROW_BYTES,
-                    "max_group_bytes": GROUP_BYTES,
-                },
-                "data": {"train_jsonl_fpath": str(prompts)},
-                "grpo": {
-                    "num_prompts_per_step": 8,
-                    "num_generations_per_prompt": 4,
-                    "max_num_epochs": EPOCHS,
-                    "seed": settings.seed,
-                    "async_grpo": {
-                        "enabled": True,
-                        "max_trajectory_age_steps": 1,
-                        "max_generation_failures": 100,
-                    },
-                }
-                | ({"max_num_steps": settings.steps} if settings.steps else {}),
-                "loss_fn": {"use_importance_sampling_correction": True},
-                "policy": {"model_name": "none"},
-                "env": {
-                    "attempt_deadline_s": 20.0,
-                    "agents": {
-                        agent: {"gym": "tests.chaos.gym:ChaosGym", "settings": gym}
-                        for agent in AGENTS
-                    },
-                },
-                "shards": {shard: {"agents": [agent]} for agent, shard in AGENTS.items()},
-                "checkpointing": {"save_period": 5},
-            }
-        )
-    )
-    config = load_config(file)
-    assert version_file(config) == version
-    return config, file
-
-
-def _prompt(number: int) -> bytes:
-    return orjson.dumps(
-        {
-            "responses_create_params": {"input": f"{number}+1="},
-            "agent_ref": {"name": list(AGENTS)[number % len(AGENTS)]},
-        }
+def _setting(settings: type[Settings], word: str) -> tuple[str, str | int]:
+    name, _, value = word.partition("=")
+    if name in CHOICES and value in CHOICES[name]:
+        return name, value
+    if name in {field.name for field in fields(settings)} - CHOICES.keys() and value.isdecimal():
+        least = 0 if name in ("seed", "prompts", "broker_restarts") else 1
+        if int(value) >= least:
+            return name, int(value)
+    numbers = [field.name for field in fields(settings) if field.name not in CHOICES]
+    choices = "; ".join(f"{name}, one of {', '.join(known)}" for name, known in CHOICES.items())
+    raise BadSetting(
+        f"{word!r} is no setting; known are {', '.join(numbers)}, each a number; {choices}; "
+        f"and the profiles {', '.join(PROFILES)}"
     )

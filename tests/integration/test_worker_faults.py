@@ -3,11 +3,8 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,32 +17,25 @@ from schemas import topics as keys
 from schemas.codec import encode
 from schemas.errors import Fenced, ManifestMismatch, MetadataUnreadable, OffsetsLost, RunStopped
 from schemas.records import EventKind, Fatal
-from tests.assembling import Run, assembler, assert_whole, create, shuffled_rows, wait_for
+from tests.assembling import (
+    Run,
+    assembler,
+    assert_whole,
+    create,
+    log_of,
+    process,
+    shuffled_rows,
+    wait_for,
+)
 from tests.rows import make_row
 from tests.run import control
 
 ANSWER_S = 30.0
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def new_run(broker: Any, run_id: str, tmp_path: Path) -> Callable[..., Run]:
     return partial(create, broker.bootstrap_servers, run_id, tmp_path)
-
-
-@contextmanager
-def process(run: Run, directory: Path, instance: str = "a") -> Iterator[subprocess.Popen[bytes]]:
-    """Killed at the end, unless it ended before."""
-    path = directory / "config.json"
-    path.write_text(run.config.model_dump_json())
-    command = [sys.executable, "-m", "tests.assembler_process", str(path), instance]
-    with (directory / f"{instance}.log").open("ab") as log:
-        started = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.wait(ANSWER_S)
 
 
 def assert_each_task_ended_once(run: Run, tasks: int) -> None:
@@ -98,7 +88,7 @@ def test_a_process_that_sleeps_past_its_session_doubles_nothing(
                 "waking",
                 lambda: run.heartbeat("a").get("partitions", 0) == 1 or sleeper.poll() is not None,
             )
-            assert sleeper.poll() is None or "errors.Fenced" in (tmp_path / "a.log").read_text()
+            assert sleeper.poll() is None or "errors.Fenced" in log_of(run, tmp_path).read_text()
     assert_whole(run, run.groups(), sent)
     assert_each_task_ended_once(run, 200)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.broker_limits import floors_of, retention_warning, shortfalls
+from infra.broker_limits import ABORT_CHECK, floors_of, retention_warning, shortfalls, warnings
 from schemas.config import KafkaConfig
 from schemas.limits import MIB
 
@@ -41,3 +41,9 @@ def test_short_retention_of_offsets_is_told():
     assert "is 60: a run that rests longer than 1.0 hours" in str(
         retention_warning({"offsets.retention.minutes": "60"})
     )
+
+
+def test_a_hasty_abort_check_is_told():
+    assert warnings({ABORT_CHECK: "10000"}) == []
+    (sentence,) = warnings({ABORT_CHECK: "1000"})
+    assert f"{ABORT_CHECK} is 1000, below Kafka's default of 10000" in sentence

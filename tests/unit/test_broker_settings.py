@@ -47,6 +47,24 @@ def test_the_settings_that_the_rules_of_the_run_need():
         assert settings[f"{key}.session.timeout.ms"] == "1000"
 
 
+def test_who_comes_through_a_proxy_is_told_the_port_of_that_proxy():
+    proxied = {20011: 20021, 20012: 20022}
+    settings = parsed(server_properties(Path("/d"), 20001, 20002, MIB, proxied))
+    assert settings["listeners"].split(",") == [
+        "PLAINTEXT://127.0.0.1:20001",
+        "PROXIED20011://127.0.0.1:20011",
+        "PROXIED20012://127.0.0.1:20012",
+        "CONTROLLER://127.0.0.1:20002",
+    ]
+    assert settings["advertised.listeners"].split(",") == [
+        "PLAINTEXT://127.0.0.1:20001",
+        "PROXIED20011://127.0.0.1:20021",
+        "PROXIED20012://127.0.0.1:20022",
+    ]
+    named = {pair.split(":")[0] for pair in settings["listener.security.protocol.map"].split(",")}
+    assert named == {"CONTROLLER", "PLAINTEXT", "PROXIED20011", "PROXIED20012"}
+
+
 def test_a_path_with_other_letters_is_written_as_java_reads_it():
     settings = parsed(server_properties(Path("/päth/a\\b/😀"), 1, 2, MIB))
     assert settings["log.dirs"] == r"/p\u00e4th/a\\b/\ud83d\ude00"

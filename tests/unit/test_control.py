@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 from schemas import control
 from schemas.config import KafkaConfig
 from schemas.control import LEADER_MOVES, NO_TOPIC, ControlLog, ControlState
-from schemas.errors import ManifestMismatch, RunStopped
+from schemas.errors import DeadlineExceeded, ManifestMismatch, RunStopped
 from schemas.records import Fatal, Finished, LastTarget, PolicyVersion, TargetSize
 from schemas.topics import Topics
 
@@ -34,6 +34,9 @@ def test_fatal_stops_until_it_is_taken_back():
     state.raise_if_fatal()
 
 
+NO_OFFSET = -1001
+
+
 class RestartingBroker:
     """Answers list_offsets with each of `errors`, then with an offset."""
 
@@ -42,7 +45,9 @@ class RestartingBroker:
 
     def list_offsets(self, asked, **_):
         answer = Future()
-        if self.errors:
+        if self.errors and self.errors[0] == NO_OFFSET:
+            answer.set_result(SimpleNamespace(offset=self.errors.pop(0)))
+        elif self.errors:
             answer.set_exception(KafkaException(KafkaError(self.errors.pop(0))))
         else:
             answer.set_result(SimpleNamespace(offset=42))
@@ -56,7 +61,7 @@ def log():
     followed.close()
 
 
-@pytest.mark.parametrize("code", [*LEADER_MOVES, *NO_TOPIC])
+@pytest.mark.parametrize("code", [*LEADER_MOVES, *NO_TOPIC, NO_OFFSET])
 def test_a_broker_that_is_coming_back_is_asked_again(log, code):
     log._admin = RestartingBroker([code, code])
     assert log._written_end(time.monotonic() + 30) == 42
@@ -75,3 +80,9 @@ def test_a_topic_is_missing_only_once_the_broker_says_so(log, monkeypatch):
     away = [KafkaError._TRANSPORT] * 4
     log._admin = RestartingBroker([*away, KafkaError.UNKNOWN_TOPIC_OR_PART])
     assert log._written_end(time.monotonic() + 30) == 42
+
+
+def test_a_broker_that_stays_away_is_waited_for_in_vain(log):
+    log._admin = RestartingBroker([KafkaError._TRANSPORT] * 20)
+    with pytest.raises(DeadlineExceeded, match="was not told in time"):
+        log._written_end(time.monotonic() + 0.3)

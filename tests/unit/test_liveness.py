@@ -163,6 +163,16 @@ def test_an_old_heartbeat_of_our_own_proves_nothing(world):
         assert world.wait(1) == []
 
 
+def test_a_heartbeat_from_before_our_clock_was_set_back_proves_nothing(world):
+    world.start()
+    world.silence()
+    world.echoes = False
+    for _ in range(30):
+        own = heartbeat("dispatcher", "0", OWN)
+        world.liveness.heard(own, now_s=world.now_s, now_ms=own.at_ms - 3_600_000)
+        assert world.wait(1) == []
+
+
 def test_silence_does_not_count_across_a_pause_of_this_process(world):
     world.start()
     world.silence()

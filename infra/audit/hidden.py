@@ -1,0 +1,52 @@
+"""Whether a transaction that never ends hides records of a run, or could show them again later."""
+
+import time
+from collections.abc import Callable
+
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from infra.init import connected_admin
+from schemas.config import Config
+from schemas.topics import Topics
+
+ANSWER_S = 30.0
+ABORT_CHECK_S = 10.0  # Kafka's transaction.abort.timed.out.transaction.cleanup.interval.ms
+LOOK_S = 0.5
+
+Place = tuple[str, int]
+
+
+def hidden_flaws(config: Config, note: Callable[[str], None]) -> list[str]:
+    """One sentence for each partition; a transaction that the broker is about to end is awaited."""
+    admin = connected_admin(config)
+    shards = {name: shard.replicas for name, shard in config.all_shards.items()}
+    specs = Topics(config.run.id).specs(config.kafka.num_partitions, shards, config.kafka.limits)
+    places = [(spec.name, number) for spec in specs for number in range(spec.partitions)]
+    end_s = time.monotonic() + config.kafka.transaction_timeout_ms / 1000 + 3 * ABORT_CHECK_S
+    while hidden := _hidden(admin, places):
+        if time.monotonic() > end_s:
+            return [
+                f"{topic} partition {partition}: a transaction that does not end hides the "
+                f"records from offset {stable} to {written}; see kafka-transactions.sh "
+                "find-hanging"
+                for (topic, partition), (stable, written) in sorted(hidden.items())
+            ]
+        note(f"waiting for the end of open transactions in {len(hidden)} partitions")
+        time.sleep(LOOK_S)
+    return []
+
+
+def _hidden(admin: AdminClient, places: list[Place]) -> dict[Place, tuple[int, int]]:
+    """Last stable offset and written end, where they differ."""
+    stable = _ends(admin, places, IsolationLevel.READ_COMMITTED)
+    written = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
+    return {
+        place: (stable[place], written[place]) for place in places if stable[place] < written[place]
+    }
+
+
+def _ends(admin: AdminClient, places: list[Place], isolation: IsolationLevel) -> dict[Place, int]:
+    asked = {TopicPartition(*place): OffsetSpec.latest() for place in places}
+    answers = admin.list_offsets(asked, isolation_level=isolation, request_timeout=ANSWER_S)
+    return {(place.topic, place.partition): int(f.result().offset) for place, f in answers.items()}
