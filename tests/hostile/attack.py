@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from consumers.settlement import SettledSet
 from infra.topic_reading import PartitionReader
@@ -85,18 +85,26 @@ def send(config: Config, topics: Topics, attack: Attack) -> None:
             "bootstrap.servers": config.kafka.bootstrap_servers,
             "enable.idempotence": True,
             "linger.ms": 5,
+            "batch.size": 256 * 1024,  # a topic's limit is for the whole batch
             "queue.buffering.max.messages": 1_000_000,
         }
     )
+    failures: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            failures.append(error)
+
     for partition, key, value in attack:
         while True:
             try:
-                producer.produce(topics.rows, value, key, partition)
+                producer.produce(topics.rows, value, key, partition, on_delivery=delivered)
                 break
             except BufferError:
                 producer.poll(0.1)
         producer.poll(0)
     assert producer.flush(SENT_S) == 0
+    assert not failures, (len(failures), failures[0])
 
 
 def _assembled(

@@ -223,6 +223,7 @@ class Line:
         for _ in range(2_000):
             kafka = self.kafka
             if kafka.last_target is not None and kafka.version > kafka.last_target:
+                self.dispatcher_turns()  # which may still have events to read
                 return
             self.now_s += 1.0
             for _ in range(4 * N * G):

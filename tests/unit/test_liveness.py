@@ -104,7 +104,7 @@ def test_a_prompt_that_waits_for_its_shard_is_not_lost():
 
 
 def test_a_taken_prompt_that_neither_started_nor_runs_is_lost(world):
-    assert world.wait(9) == []
+    assert world.wait(2) == []
     assert world.wait(5) == [(0, "lost_start")]
 
 
