@@ -9,8 +9,6 @@ below `seen`, where it was committed once. What an offer decides, and `abandoned
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from consumers.admission import Admission, Incoming
 from consumers.buffered import Buffered
@@ -20,6 +18,7 @@ from consumers.enrichment import Enrichment, TeacherOf, TeacherRequest, no_teach
 from consumers.partition import Partition
 from consumers.replay_buffer import FIRST_DELAY_S, Answer, ReplayBuffer, next_delay_s
 from consumers.settlement import SettledSet
+from consumers.turn import Counts, Now, Turn
 from consumers.written import cohort_event, dead_letter, identity_of, record_event
 from schemas.codec import encode_group
 from schemas.errors import RecordUnreadable, RowRejected
@@ -37,38 +36,6 @@ from schemas.records import (
     TeacherLogprobs,
 )
 from schemas.validation import check_row
-
-
-class Now(NamedTuple):
-    """`wall_ms` is written into records, `monotonic_s` measures waits."""
-
-    wall_ms: int
-    monotonic_s: float
-
-
-@dataclass
-class Counts:
-    """Since the process began. rows = placed + late + duplicate + rejected, always."""
-
-    rows: int = 0
-    rows_placed: int = 0
-    rows_late: int = 0
-    rows_duplicate: int = 0
-    rows_rejected: int = 0
-    dead_letters: int = 0
-    groups_accepted: int = 0
-    groups_abandoned: int = 0
-    attempts_failed: int = 0
-
-
-@dataclass
-class _Turn:
-    """One record on its way, or one round of offers, and what it caused so far."""
-
-    now: Now
-    decisions: list[Decision] = field(default_factory=list)
-    was_committed: bool = False
-    offset: int = -1  # of the record, if it is one
 
 
 class Assembler:
@@ -101,7 +68,7 @@ class Assembler:
         partition = self.partitions.get(incoming.partition)
         if partition is None or incoming.offset < partition.position:
             return []
-        turn = _Turn(now, was_committed=incoming.offset < partition.seen, offset=incoming.offset)
+        turn = Turn(now, was_committed=incoming.offset < partition.seen, offset=incoming.offset)
         try:
             record = self._admission.admit(incoming)
         except (RecordUnreadable, RowRejected) as error:
@@ -166,7 +133,7 @@ class Assembler:
         cohort = self.enrichment.answered(number)
         if cohort is None:
             return []
-        turn = _Turn(now)
+        turn = Turn(now)
         self._fail(turn, cohort, "teacher_failed", "infra", message)
         return turn.decisions
 
@@ -189,7 +156,7 @@ class Assembler:
         return sum(partition.open_tasks for partition in self.partitions.values())
 
     def _apply(
-        self, turn: _Turn, partition: Partition, incoming: Incoming, record: OfAttempt
+        self, turn: Turn, partition: Partition, incoming: Incoming, record: OfAttempt
     ) -> None:
         if isinstance(record, RolloutRow):
             self.counts.rows += 1
@@ -218,7 +185,7 @@ class Assembler:
             if cohort is not None:
                 self._fail(turn, cohort, error.reason, "data", str(error), once=True)
 
-    def _join(self, turn: _Turn, cohort: Cohort, record: OfAttempt, incoming: Incoming) -> None:
+    def _join(self, turn: Turn, cohort: Cohort, record: OfAttempt, incoming: Incoming) -> None:
         """Raises RowRejected for what must not be in the cohort, which then fails."""
         if cohort.failed:
             self._late(turn, self.partitions[cohort.partition], record, "the attempt had failed")
@@ -235,20 +202,20 @@ class Assembler:
                 cohort.check_same(record)
                 self._place(turn, cohort, record, incoming)
 
-    def _start(self, turn: _Turn, cohort: Cohort, record: ExecutionStarted) -> None:
+    def _start(self, turn: Turn, cohort: Cohort, record: ExecutionStarted) -> None:
         if cohort.started:
-            self._event_once(turn, cohort.partition, record, EventKind.DUPLICATE)
+            turn.event_once(cohort.partition, record, EventKind.DUPLICATE)
             return
         cohort.started = True
         cohort.execution_id = record.execution_id
         cohort.shard, cohort.replica = record.shard, record.replica
-        self._event_once(turn, cohort.partition, record, EventKind.STARTED)
+        turn.event_once(cohort.partition, record, EventKind.STARTED)
 
-    def _place(self, turn: _Turn, cohort: Cohort, row: RolloutRow, incoming: Incoming) -> None:
+    def _place(self, turn: Turn, cohort: Cohort, row: RolloutRow, incoming: Incoming) -> None:
         payload = incoming.value or b""
         if cohort.is_repeat(row, payload):
             self.counts.rows_duplicate += 1
-            self._event_once(turn, cohort.partition, row, EventKind.DUPLICATE)
+            turn.event_once(cohort.partition, row, EventKind.DUPLICATE)
             return
         check_row(row)
         self._check_size(row, payload)
@@ -269,7 +236,7 @@ class Assembler:
             )
 
     def _offer_again(self, cohorts: Iterable[Cohort], now: Now) -> list[Decision]:
-        turn = _Turn(now)
+        turn = Turn(now)
         in_order = sorted(
             cohorts, key=lambda c: (c.identity.target_step, c.task_index, c.last_offset)
         )
@@ -278,7 +245,7 @@ class Assembler:
                 self._offer(turn, cohort)  # else a sibling attempt was accepted just before
         return turn.decisions
 
-    def _offer(self, turn: _Turn, cohort: Cohort) -> None:
+    def _offer(self, turn: Turn, cohort: Cohort) -> None:
         """Asks the replay buffer for a complete cohort, and does as it says.
 
         A group that lacks its teacher's answer gets it first, while it would have to wait anyway.
@@ -309,7 +276,7 @@ class Assembler:
         else:
             self._accept(turn, cohort)
 
-    def _accept(self, turn: _Turn, cohort: Cohort) -> None:
+    def _accept(self, turn: Turn, cohort: Cohort) -> None:
         header = AssembledGroup(
             **identity_of(cohort.identity),
             execution_id=cohort.execution_id or "",
@@ -329,7 +296,7 @@ class Assembler:
         ]
         self._settle(self.partitions[cohort.partition], cohort.task_index)
 
-    def _too_large(self, turn: _Turn, cohort: Cohort, size_bytes: int) -> None:
+    def _too_large(self, turn: Turn, cohort: Cohort, size_bytes: int) -> None:
         message = (
             f"{len(cohort.rows)} of {cohort.identity.group_size} rows have {size_bytes} bytes, "
             f"limit {self._manifest.max_group_bytes} (kafka.max_group_bytes)"
@@ -339,14 +306,14 @@ class Assembler:
         )
         self._abandon(turn, self.partitions[cohort.partition], event)
 
-    def _abandon(self, turn: _Turn, partition: Partition, event: GroupEvent) -> None:
+    def _abandon(self, turn: Turn, partition: Partition, event: GroupEvent) -> None:
         self.counts.groups_abandoned += 1
         turn.decisions.append(EmitEvent(partition.number, event))
         self._settle(partition, event.task_index)
 
     def _fail(
         self,
-        turn: _Turn,
+        turn: Turn,
         cohort: Cohort,
         reason: str,
         failure_class: str,
@@ -380,20 +347,13 @@ class Assembler:
         self.enrichment.forget(cohort)
         self.buffered.forget(cohort)
 
-    def _late(self, turn: _Turn, partition: Partition, record: OfAttempt, message: str) -> None:
+    def _late(self, turn: Turn, partition: Partition, record: OfAttempt, message: str) -> None:
         """A start or a request that comes late needs no answer; a row is counted and told."""
         if isinstance(record, RolloutRow):
             self.counts.rows_late += 1
-            self._event_once(turn, partition.number, record, EventKind.LATE, message)
+            turn.event_once(partition.number, record, EventKind.LATE, message)
 
-    def _event_once(
-        self, turn: _Turn, partition: int, record: OfAttempt, kind: EventKind, message: str = ""
-    ) -> None:
-        if not turn.was_committed:
-            event = record_event(record, kind, turn.now.wall_ms, turn.offset, message=message)
-            turn.decisions.append(EmitEvent(partition, event))
-
-    def _dead_letter(self, turn: _Turn, incoming: Incoming, reason: str, message: str) -> None:
+    def _dead_letter(self, turn: Turn, incoming: Incoming, reason: str, message: str) -> None:
         if not turn.was_committed:
             self.counts.dead_letters += 1
             limit = self._manifest.max_row_bytes

@@ -22,31 +22,15 @@ from schemas.codec import decode
 from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, GroupstreamError, OffsetsLost
 from schemas.identity import initial_watermark, task_of
+from schemas.kafka_errors import PASSING
 from schemas.records import EventKind, GroupEvent, Manifest
 from schemas.topics import Topics
 
 STEP_S = 5.0
 AGAIN_S = 0.05
-
-Waiting = Callable[[str], None]  # told for what, at every try
 SHOWN_TASKS = 20
 
-
-RETRIED = (  # retriable() knows a transactional producer's errors alone
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._WAIT_COORD,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.UNSTABLE_OFFSET_COMMIT,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError.KAFKA_STORAGE_ERROR,  # its disk is full: it dies of that, and comes back
-)
+Waiting = Callable[[str], None]  # told for what, at every try
 
 
 class Patience(NamedTuple):
@@ -57,7 +41,7 @@ class Patience(NamedTuple):
 
     def again(self, problem: KafkaError, what: str) -> None:
         """Raises GroupstreamError where another try is of no use, DeadlineExceeded."""
-        if not (problem.retriable() or problem.code() in RETRIED):
+        if not (problem.retriable() or problem.code() in PASSING):
             raise GroupstreamError(f"could not read {what}: {problem.str()}")
         if time.monotonic() > self.end_s:
             raise DeadlineExceeded(
@@ -198,7 +182,7 @@ def _events(
                 events += [record] if isinstance(record, GroupEvent) else []
             elif error.code() == KafkaError._PARTITION_EOF:
                 return events, first
-            elif not error.retriable():
+            elif not (error.retriable() or error.code() in PASSING):
                 raise GroupstreamError(f"could not read {topics.events}: {error.str()}")
     finally:
         consumer.close()

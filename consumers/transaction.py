@@ -8,6 +8,7 @@ does not even abort is given up for a new one, whose init_transactions ends the 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -16,6 +17,7 @@ from consumers.decisions import CommitPoint
 from schemas.clients import consumer_config, producer_config
 from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, Fenced
+from schemas.kafka_errors import FENCED
 from schemas.settling import settle
 
 CONNECT_S = 120.0  # a broker may be away for a minute
@@ -23,7 +25,6 @@ LEAST_PATIENCE_S = 10.0
 ABORT_S = 10.0
 STEP_S = 5.0  # of one blocking call
 FULL_QUEUE_STEP_S = 0.05
-FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 
 Waiting = Callable[[str], None]
 
@@ -72,7 +73,7 @@ class Transactions:
         self._producer = self._connected()
 
     def settle(self, writes: Writes) -> None:
-        """Before anything is read: ends what the broker forgot of a predecessor's transaction.
+        """Ends what the broker forgot of a predecessor's transaction; before anything is read.
 
         Raises Fenced, DeadlineExceeded.
         """
@@ -162,6 +163,7 @@ class Transactions:
         try:
             self._until_done("init_transactions", producer.init_transactions, CONNECT_S)
         except Void as error:
+            self._give_up(producer)
             raise DeadlineExceeded(
                 f"{self._id}: {error}: does the broker answer, and does it allow "
                 f"transaction.timeout.ms = {self._settings['transaction.timeout.ms']}?"
@@ -171,21 +173,39 @@ class Transactions:
         return producer
 
     def _settle(self, producer: Producer, writes: Writes) -> None:
-        places, group_id, offset = writes
-        consumer = Consumer(consumer_config(self._kafka, f"{self._id}.settling", group_id))
-        try:  # a consumer that never joined: the offset is nobody's, and never committed
-            settle(
-                producer,
-                places,
-                lambda name, call: self._until_done(name, call, CONNECT_S),
-                offset,
-                consumer.consumer_group_metadata(),
-            )
-        except Void as error:  # a KIP-848 group with members takes no offset, but gets its end
-            log.info("%s settled without an offset: %s", self._id, error)
-            self._until_done("abort_transaction", producer.abort_transaction, CONNECT_S)
-        finally:
-            consumer.close()
+        """Ends what the broker forgot of a predecessor's transaction."""
+        with closing(
+            Consumer(consumer_config(self._kafka, f"{self._id}.settling", writes.group_id))
+        ) as stranger:  # it never joins: the offset is nobody's, and never committed
+            group = stranger.consumer_group_metadata()
+            try:
+                self._settled(producer, writes.places, writes.offset, group)
+            except Void as error:  # a KIP-848 group with members takes no offset, but gets its end
+                log.info("%s settles without an offset: %s", self._id, error)
+                try:
+                    self._until_done("abort_transaction", producer.abort_transaction, CONNECT_S)
+                    self._settled(producer, writes.places)
+                except Void as again:
+                    raise DeadlineExceeded(
+                        f"{self._id} can't end what a predecessor may have left open: {again}: "
+                        "does the broker take records?"
+                    ) from again
+
+    def _settled(
+        self,
+        producer: Producer,
+        places: list[tuple[str, int]],
+        offset: TopicPartition | None = None,
+        group: object = None,
+    ) -> None:
+        """Raises Void, Fenced."""
+        try:
+            settle(producer, places, self._patiently, offset, group)
+        except KafkaException as error:
+            raise self._classified("settling", error) from error
+
+    def _patiently(self, name: str, call: Callable[[float], object]) -> None:
+        self._until_done(name, call, CONNECT_S)
 
     def _give_up(self, producer: Producer) -> None:
         """What it still holds would be sent under an epoch that is over."""

@@ -24,22 +24,24 @@ read the commits again, seek. So after any crash the next process begins at the 
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import closing
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from consumers.assembler import Assembler, Now
+from consumers.assembler import Assembler
 from consumers.committed import CommittedState
 from consumers.decisions import DeadLetter, Decision, EmitEvent, EmitGroup
+from consumers.reporting import counters_of, doing_of
 from consumers.reread import Rereader, incoming_of
+from consumers.teachers.attending import Attending
 from consumers.teachers.opened import opened, teacher_of_agent
 from consumers.teachers.pool import Teachers
 from consumers.transaction import Transactions, Void, Writes
+from consumers.turn import Now
 from consumers.voids import Voids
-from schemas import topics as keys
+from consumers.written import headers_of
 from schemas.clients import consumer_config
 from schemas.codec import encode
 from schemas.config import Config
@@ -117,8 +119,7 @@ class Worker:
             logger=logging.getLogger(f"{__name__}.librdkafka"),
         )
         self._rereader = Rereader(config.kafka, topics, client_id)
-        self._teachers = teachers
-        self._teaching: dict[str, float] = defaultdict(float)
+        self._attending = Attending(self._assembler, teachers)
         self._paused: list[TopicPartition] = []  # assigned during this poll
         self._has_lost_its_place = False
         self._voids = Voids(f"{topics.groups}, {topics.events} and {topics.dlq}")
@@ -147,7 +148,7 @@ class Worker:
             self._carry_out(self._assembler.offer_held(now))
             for incoming in self._rereader.read(self._assembler.payloads_wanted()):
                 self._carry_out(self._assembler.restore(incoming, now))
-            self._attend_teachers(now)
+            self._carry_out(self._attending.turn(now))
             if self._is_due(queue_is_empty=len(messages) < BATCH):
                 self._flush()
         except Void as error:
@@ -310,23 +311,6 @@ class Worker:
         self._carry_out(self._assembler.announce(state.highest_version, _now()))
         self.is_finished = state.finished is not None
 
-    def _attend_teachers(self, now: Now) -> None:
-        """Takes what they answered, and asks those that have nothing to do."""
-        for answer in self._teachers.answers():
-            number, alias = answer.request.number, answer.request.teacher
-            self._teaching[f"teacher_logprob_s/{alias}"] += answer.took_s
-            self._teaching[f"teacher_groups/{alias}"] += answer.logprobs is not None
-            self._teaching[f"teacher_failures/{alias}"] += answer.logprobs is None
-            if answer.logprobs is None:
-                log.warning("task %d: %s", answer.request.task_index, answer.error)
-                self._carry_out(self._assembler.teacher_failed(number, answer.error, now))
-            else:
-                self._carry_out(self._assembler.teacher_answered(number, answer.logprobs, now))
-        for alias in sorted(self._teachers.idle):
-            request = self._assembler.teacher_request(alias)
-            if request is not None:
-                self._teachers.ask(request)
-
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         topics, produce = self._topics, self._transactions.produce
         for decision in decisions:
@@ -337,7 +321,7 @@ class Worker:
                 case EmitEvent(partition, event):
                     produce(topics.events, partition, key_of(event.task_index), encode(event))
                 case DeadLetter():
-                    headers = _headers(decision, topics.rows)
+                    headers = headers_of(decision, topics.rows)
                     produce(topics.dlq, decision.partition, decision.key, decision.value, headers)
 
     def _require_partitions(self, manifest: Manifest) -> None:
@@ -358,58 +342,15 @@ class Worker:
             return
         self._reported_s = time.monotonic()
         numbers = sorted(self._assembler.partitions)
-        self._status.turn(_doing(self._assembler, numbers))
-        counters = _counters(self._assembler, self._transactions.committed)
-        self._status.counters = counters | self._teaching
+        self._status.turn(doing_of(self._assembler, numbers))
+        counters = counters_of(self._assembler, self._transactions.committed)
+        self._status.counters = counters | self._attending.counters
 
 
 def _writes(manifest: Manifest, topics: Topics) -> Writes:
     names = (topics.groups, topics.events, topics.dlq)
     places = [(name, number) for name in names for number in range(manifest.num_partitions)]
     return Writes(places, topics.assembler_group, TopicPartition(topics.rows, 0, 0))
-
-
-def _doing(assembler: Assembler, numbers: list[int]) -> str:
-    if not numbers:
-        return "waits for partitions: another assembler has them all, or is leaving"
-    held, unread = len(assembler.buffered.held), len(assembler.buffered.unread)
-    if unread:
-        return f"reads rows of {unread} complete groups again: assembler_memory_bytes is short"
-    if taught := len(assembler.enrichment.waiting()):
-        return f"waits for teachers of {taught} complete groups; reads rows meanwhile"
-    if held:
-        return f"holds {held} complete groups for a newer policy; reads rows meanwhile"
-    return f"waits for rows of partitions {numbers}"
-
-
-def _counters(assembler: Assembler, transactions: int) -> dict[str, float]:
-    counts, waiting = assembler.counts, assembler.buffered.waiting()
-    return {
-        "rows": counts.rows,
-        "rows_late": counts.rows_late,
-        "rows_duplicate": counts.rows_duplicate,
-        "dead_letters": counts.dead_letters,
-        "groups_accepted": counts.groups_accepted,
-        "groups_abandoned": counts.groups_abandoned,
-        "attempts_failed": counts.attempts_failed,
-        "groups_open": assembler.groups_open,
-        "groups_held": len(waiting),
-        "groups_with_teacher": len(assembler.enrichment.waiting()),
-        "rows_held": sum(len(cohort.rows) for cohort in waiting),
-        "buffered_bytes": assembler.buffered.used_bytes,
-        "transactions": transactions,
-        "partitions": len(assembler.partitions),
-    }
-
-
-def _headers(letter: DeadLetter, topic: str) -> list[tuple[str, bytes]]:
-    return [
-        (keys.DLQ_REASON, letter.reason.encode()),
-        (keys.DLQ_MESSAGE, letter.message.encode(errors="replace")),
-        (keys.DLQ_TOPIC, topic.encode()),
-        (keys.DLQ_PARTITION, str(letter.partition).encode()),
-        (keys.DLQ_OFFSET, str(letter.offset).encode()),
-    ]
 
 
 def _now() -> Now:

@@ -5,6 +5,7 @@ from typing import Any
 from consumers.admission import Incoming
 from consumers.cohort import Cohort
 from consumers.decisions import DeadLetter
+from schemas import topics as keys
 from schemas.limits import HEADER_ROOM
 from schemas.records import EventKind, GroupEvent, OfAttempt
 
@@ -78,3 +79,13 @@ def dead_letter(incoming: Incoming, reason: str, message: str, max_row_bytes: in
     return DeadLetter(
         incoming.partition, incoming.offset, key, value, reason, message[:MAX_MESSAGE_CHARS]
     )
+
+
+def headers_of(letter: DeadLetter, topic: str) -> list[tuple[str, bytes]]:
+    return [
+        (keys.DLQ_REASON, letter.reason.encode()),
+        (keys.DLQ_MESSAGE, letter.message.encode(errors="replace")),
+        (keys.DLQ_TOPIC, topic.encode()),
+        (keys.DLQ_PARTITION, str(letter.partition).encode()),
+        (keys.DLQ_OFFSET, str(letter.offset).encode()),
+    ]

@@ -2,7 +2,8 @@
 
     started, and the deadline passed                                  ─▶ deadline
     started, and its process was silent for 10 s, or was replaced     ─▶ shard_lost
-    its offset is committed, yet it neither started nor runs for 3 s  ─▶ lost_start
+    its offset is committed, yet it neither started nor runs: for 3 s
+    of its shard's heartbeats, or for 10 s of silence                 ─▶ lost_start
 
 What it says is a request that is ignored for a complete group, so being wrong costs one attempt,
 never a row. Silence counts only up to when the dispatcher last heard itself on `status`: its own
@@ -17,7 +18,7 @@ from producers.decisions import RequestFailure
 from schemas.records import Heartbeat, LedgerTask, TaskState
 
 SILENCE_S = 10.0
-LOST_START_S = 3.0  # three heartbeats; longer, and a dispatcher that dies often never sees the end
+LOST_START_S = 3.0  # three heartbeats that do not list it
 PROOF_S = 3.0  # three of our own heartbeats
 DEADLINE_GRACE_S = 2.0  # the shard keeps the same deadline, and says better what did not end
 SHARD_ROLE = "gym-shard"
@@ -164,10 +165,13 @@ class Liveness:
             return None
         if attempt.idle_since_s is None:
             attempt.idle_since_s = self._proof_s
-        if self._proof_s - attempt.idle_since_s <= LOST_START_S:
+        heard_s = min(self._proof_s, max(replica.seen_s for replica in replicas))
+        spoke_without_it = heard_s - attempt.idle_since_s > LOST_START_S
+        if not spoke_without_it and self._proof_s - attempt.idle_since_s <= SILENCE_S:
             return None
         return (
             "lost_start",
             f"its offset is committed (sequence {task.seq} of partition {partition} of "
-            f"{task.shard}), but for {LOST_START_S:.0f} s no process said that it runs",
+            f"{task.shard}), but for {self._proof_s - attempt.idle_since_s:.0f} s no process said "
+            "that it runs",
         )

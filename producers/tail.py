@@ -9,26 +9,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from schemas.clients import consumer_config
 from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, OffsetsLost
+from schemas.kafka_errors import PASSING
 
 LONGEST_POLL_S = 0.1
 RETRY_S = 0.1
-PASSING = {  # a broker restarts, or a leader or coordinator moves
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._WAIT_COORD,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError.KAFKA_STORAGE_ERROR,  # its disk is full: it dies of that, and comes back
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.UNSTABLE_OFFSET_COMMIT,
-}
 MOST_MESSAGES = 2000  # of one poll: a backlog must not keep the loop from everything else
 
 

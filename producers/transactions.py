@@ -13,16 +13,12 @@ from schemas.codec import encode
 from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, Fenced
 from schemas.identity import key_of, partition_of
+from schemas.kafka_errors import FENCED
 from schemas.records import AttemptFailed, CancelRequested
 from schemas.settling import settle
 
 CALL_S = 5.0  # of one call to the broker; it is repeated until the deadline
 FLUSH_S = 5.0
-FENCED = {
-    KafkaError._FENCED,
-    KafkaError.INVALID_PRODUCER_EPOCH,
-    KafkaError.PRODUCER_FENCED,
-}
 
 logger = logging.getLogger(__name__)
 

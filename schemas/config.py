@@ -40,7 +40,8 @@ class KafkaConfig(Section):
         DEFAULT_GROUP_BYTES, description="Largest encoded group."
     )
     assembler_memory_bytes: Count = Field(
-        1024 * 1024 * 1024, description="Budget for buffered rows of one assembler."
+        1024 * 1024 * 1024,
+        description="Budget for buffered rows of one assembler; teachers' answers come on top.",
     )
     group_protocol: Literal["classic", "consumer"] = Field(
         "classic", description="consumer = the new rebalance protocol (KIP-848)."

@@ -15,6 +15,7 @@ from schemas.clients import common_config, consumer_config
 from schemas.codec import decode
 from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, ManifestMismatch, RunStopped
+from schemas.kafka_errors import PASSING
 from schemas.records import (
     CheckpointRecorded,
     Fatal,
@@ -28,16 +29,6 @@ from schemas.records import (
 )
 from schemas.topics import Topics
 
-LEADER_MOVES = (
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.UNKNOWN_LEADER_EPOCH,  # a restarted broker answers before it leads again
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError.KAFKA_STORAGE_ERROR,  # its disk is full: it dies of that, and comes back
-    KafkaError._TRANSPORT,
-    KafkaError._TIMED_OUT,
-)
 NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT)
 TOPIC_APPEARS_S = 5.0  # a broker that has just started may not know it yet
 
@@ -155,7 +146,7 @@ class ControlLog:
                         f"topic {self._topic} does not exist: create the run with "
                         "`groupstream-init` first, or correct run.id or kafka.bootstrap_servers"
                     ) from error
-                if code not in (*LEADER_MOVES, *NO_TOPIC):
+                if code not in (*PASSING, *NO_TOPIC):
                     raise
                 if left <= 0:
                     raise DeadlineExceeded(

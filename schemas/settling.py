@@ -31,10 +31,18 @@ def settle(
     error the transaction is still to be aborted.
     """
     producer.begin_transaction()
+    failed: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _: Any) -> None:
+        if error is not None:
+            failed.append(error)
+
     for topic, partition in places:
-        producer.produce(topic, None, KEY, partition)
+        producer.produce(topic, None, KEY, partition, on_delivery=delivered)
     # An abort purges what was not sent, and only what was sent is told of the abort.
     retried("flush", lambda timeout_s: _flushed(producer, timeout_s))
+    if failed:
+        raise KafkaException(failed[0])
     if offset is not None:
         retried(
             "send_offsets_to_transaction",

@@ -1,6 +1,7 @@
 """An OpenAI-compatible completions server with made-up logprobs, whose faults a test chooses."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,8 +30,11 @@ def echoed(request: dict[str, Any]) -> Reply:
 
 
 @contextmanager
-def teacher_server(answering: Answering = echoed) -> Iterator[str]:
-    """Its base_url. `answering` is called in a thread of its own for each request, and may wait."""
+def teacher_server(answering: Answering = echoed, trickles_s: float = 0.0) -> Iterator[str]:
+    """Its base_url. `answering` is called in a thread of its own for each request, and may wait.
+
+    With `trickles_s` it rests so long after each 100 bytes.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -44,7 +48,9 @@ def teacher_server(answering: Answering = echoed) -> Iterator[str]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
-            self.wfile.write(payload)
+            for at in range(0, len(payload), 100 if trickles_s else len(payload)):
+                self.wfile.write(payload[at : at + (100 if trickles_s else len(payload))])
+                time.sleep(trickles_s)
 
         def log_message(self, *_: Any) -> None:
             """Tests read their own output."""

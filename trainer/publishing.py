@@ -16,13 +16,13 @@ from schemas.clients import producer_config
 from schemas.codec import encode
 from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, Fenced
+from schemas.kafka_errors import FENCED
 from schemas.records import CheckpointRecorded, Fatal, Finished, PolicyVersion, Record
 from schemas.settling import settle
 from schemas.topics import Topics
 
 DEADLINE_S = 60.0
 ATTEMPT_S = 2.0  # so long may a silent broker delay a stop
-_FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _KEYS: dict[type[Record], str] = {
     PolicyVersion: keys.CONTROL_POLICY,
     CheckpointRecorded: keys.CONTROL_CHECKPOINT,
@@ -100,7 +100,7 @@ class ControlPublisher:
                     ) from error
 
     def _raise_if_fenced(self, problem: KafkaError) -> None:
-        if problem.code() in _FENCED:
+        if problem.code() in FENCED:
             raise Fenced(
                 f"a newer trainer took over {self._id}: this one ends; a run has one trainer"
             ) from KafkaException(problem)

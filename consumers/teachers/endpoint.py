@@ -1,7 +1,7 @@
 """A teacher behind an OpenAI-compatible server: its completions API echoes a prompt's logprobs."""
 
 import os
-from typing import Any
+import time
 
 import httpx
 
@@ -37,22 +37,31 @@ class EndpointTeacher:
 
     def logprobs(self, sequences: list[bytes]) -> list[bytes]:
         prompts = [tokens(sequence).tolist() for sequence in sequences]
-        choices = self._choices(prompts)
-        if len(choices) != len(prompts):
+        answer = self._answer(prompts)
+        try:
+            choices = sorted(answer.json()["choices"], key=lambda choice: choice["index"])
+            found = [choice["logprobs"]["token_logprobs"] for choice in choices]
+            if len(found) != len(prompts):
+                raise TeacherFailed(
+                    f"{self._url} gave {len(found)} choices for {len(prompts)} prompts",
+                    may_pass=False,
+                )
+            return [
+                as_bytes(each, len(prompt)) for each, prompt in zip(found, prompts, strict=True)
+            ]
+        except (ValueError, KeyError, TypeError) as error:
             raise TeacherFailed(
-                f"{self._url} gave {len(choices)} choices for {len(prompts)} prompts",
+                f"{self._url} gave no choices with logprobs.token_logprobs, {error!r} in "
+                f"{answer.text[:SHOWN_CHARS]}: it must support echo with logprobs in its "
+                "completions API, as vLLM does",
                 may_pass=False,
-            )
-        in_order = sorted(choices, key=lambda choice: choice["index"])
-        return [
-            as_bytes(_token_logprobs(choice), len(prompt))
-            for choice, prompt in zip(in_order, prompts, strict=True)
-        ]
+            ) from error
 
     def close(self) -> None:
         self._client.close()
 
-    def _choices(self, prompts: list[list[int]]) -> list[dict[str, Any]]:
+    def _answer(self, prompts: list[list[int]]) -> httpx.Response:
+        """Read to its end. Raises TeacherFailed."""
         body = {
             "model": self._config.model_name,
             "prompt": prompts,
@@ -61,34 +70,25 @@ class EndpointTeacher:
             "logprobs": 0,  # of the token itself, and of no other one
             "temperature": 1.0,
         }
+        end = time.monotonic() + self._config.timeout_s
         try:
-            response = self._client.post(self._url, json=body)
-        except httpx.HTTPError as error:
+            with self._client.stream("POST", self._url, json=body) as response:
+                parts = []
+                for part in response.iter_bytes():  # a server that trickles hangs too
+                    parts.append(part)
+                    if time.monotonic() > end:
+                        raise httpx.ReadTimeout(f"no end within {self._config.timeout_s:g} s")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise TeacherFailed(
-                f"{self._url}: {type(error).__name__}: {error}", may_pass=True
+                f"{self._url}: {type(error).__name__}: {error}",
+                may_pass=isinstance(error, httpx.TransportError),
             ) from error
-        if response.status_code != httpx.codes.OK:
+        answer = httpx.Response(response.status_code, content=b"".join(parts))
+        if answer.status_code != httpx.codes.OK:
             raise TeacherFailed(
-                f"{self._url} answered {response.status_code}: {response.text[:SHOWN_CHARS]}",
-                may_pass=response.is_server_error
-                or response.status_code
+                f"{self._url} answered {answer.status_code}: {answer.text[:SHOWN_CHARS]}",
+                may_pass=answer.is_server_error
+                or answer.status_code
                 in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.REQUEST_TIMEOUT),
             )
-        try:
-            return list(response.json()["choices"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise TeacherFailed(
-                f"{self._url} answered without choices: {response.text[:SHOWN_CHARS]}",
-                may_pass=False,
-            ) from error
-
-
-def _token_logprobs(choice: dict[str, Any]) -> list[float | None]:
-    try:
-        return list(choice["logprobs"]["token_logprobs"])
-    except (KeyError, TypeError) as error:
-        raise TeacherFailed(
-            "the server gave no logprobs.token_logprobs: it must support echo with logprobs in "
-            "its completions API, as vLLM does",
-            may_pass=False,
-        ) from error
+        return answer

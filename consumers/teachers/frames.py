@@ -20,12 +20,16 @@ class PipeSilent(Exception):
     """Nothing more came in time."""
 
 
-def write_frame(pipe: int, message: Any) -> None:
-    """Raises BrokenPipeError."""
+def write_frame(pipe: int, message: Any, deadline_s: float | None = None) -> None:
+    """Raises BrokenPipeError, PipeSilent where the other end does not take it in `deadline_s`."""
+    end = None if deadline_s is None else time.monotonic() + deadline_s
     body = msgspec.msgpack.encode(message)
     rest = memoryview(_LENGTH.pack(len(body)) + body)
     while rest:
-        rest = rest[os.write(pipe, rest) :]
+        if not select.select([], [pipe], [], _left(end))[1]:
+            raise PipeSilent
+        # No more than a pipe that can be written takes at once, so the write never blocks.
+        rest = rest[os.write(pipe, rest[: select.PIPE_BUF]) :]
 
 
 def read_frame(pipe: int, deadline_s: float | None = None) -> Any:
@@ -35,11 +39,14 @@ def read_frame(pipe: int, deadline_s: float | None = None) -> Any:
     return msgspec.msgpack.decode(_read(pipe, length, end))
 
 
+def _left(end: float | None) -> float | None:
+    return None if end is None else max(0.0, end - time.monotonic())
+
+
 def _read(pipe: int, size: int, end: float | None) -> bytes:
     parts = bytearray()
     while len(parts) < size:
-        wait_s = None if end is None else max(0.0, end - time.monotonic())
-        if not select.select([pipe], [], [], wait_s)[0]:
+        if not select.select([pipe], [], [], _left(end))[0]:
             raise PipeSilent
         part = os.read(pipe, min(CHUNK_BYTES, size - len(parts)))
         if not part:

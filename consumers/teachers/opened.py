@@ -9,10 +9,13 @@ from schemas.config import Config, TeachersConfig
 
 
 def opened(config: Config, instance: str) -> Teachers:
-    """Those that an agent has; vLLM's begin to load. Raises ConfigError."""
+    """Those that an agent may have; vLLM's begin to load. Raises ConfigError.
+
+    The default one too: an agent that this configuration does not know would wait for it.
+    """
     models = config.teachers.models
-    teacher_of = teacher_of_agent(config.teachers)
-    needed = sorted({alias for agent in config.env.agents if (alias := teacher_of(agent))})
+    used = {*config.teachers.agent_to_teacher.values(), config.teachers.default_teacher}
+    needed = sorted(alias for alias in used if alias is not None)
     teachers: dict[str, Teacher] = {}
     for alias in needed:
         teachers[alias] = (

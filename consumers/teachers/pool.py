@@ -11,7 +11,6 @@ import tenacity
 
 from consumers.enrichment import TeacherRequest, logprobs_of
 from consumers.teachers.teacher import Teacher, TeacherFailed
-from schemas.errors import GroupstreamError
 from schemas.records import TeacherLogprobs
 
 FIRST_WAIT_S = 0.5
@@ -40,7 +39,7 @@ class Teachers:
         self._teachers = teachers
         self._tries = tries
         self._closed = threading.Event()
-        self._failure: GroupstreamError | None = None
+        self._failure: Exception | None = None
         self._requests = {alias: queue.SimpleQueue[TeacherRequest]() for alias in teachers}
         self._answers = queue.SimpleQueue[Answer]()
         for alias in teachers:  # daemons: one that hangs must not keep the process
@@ -53,7 +52,10 @@ class Teachers:
         self._requests[request.teacher].put(request)
 
     def answers(self) -> list[Answer]:
-        """What has come since the last call. Raises ConfigError where a teacher can't start."""
+        """What has come since the last call.
+
+        Raises ConfigError where a teacher can't start, and whatever else ended a teacher's thread.
+        """
         if self._failure is not None:
             raise self._failure
         found = []
@@ -72,13 +74,12 @@ class Teachers:
         teacher = self._teachers[alias]
         try:
             teacher.start()
-        except GroupstreamError as error:
+            while not self._closed.is_set():
+                request = self._requests[alias].get()
+                self._answers.put(self._answered(teacher, request))
+        except Exception as error:  # raised in answers(): its groups would wait for ever
             if not self._closed.is_set():
                 self._failure = error
-            return
-        while not self._closed.is_set():
-            request = self._requests[alias].get()
-            self._answers.put(self._answered(teacher, request))
 
     def _answered(self, teacher: Teacher, request: TeacherRequest) -> Answer:
         began_s = time.monotonic()

@@ -1,6 +1,8 @@
 """A teacher that is a model directory: the near end of `vllm_process`."""
 
 import logging
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -62,17 +64,13 @@ class VllmTeacher:
         if answer.error:
             raise TeacherFailed(f"teacher {self._alias}: {answer.error}", may_pass=False)
         lengths = [len(sequence) // TOKEN_DTYPE.itemsize for sequence in sequences]
-        return [
-            as_bytes(values, length)
-            for values, length in zip(answer.logprobs, lengths, strict=True)
-        ]
+        return list(map(as_bytes, answer.logprobs, lengths))
 
     def close(self) -> None:
         self._is_closed = True
         process = self._process
         if process is not None:
-            process.kill()  # whoever waits for its answer sees the pipe's end
-            process.wait(END_S)
+            _kill(process)  # whoever waits for its answer sees the pipe's end
 
     def _started(self) -> subprocess.Popen[bytes]:
         """The process, ready; a new one where the last one died. Raises TeacherFailed."""
@@ -97,9 +95,16 @@ class VllmTeacher:
     def _asked(self, process: subprocess.Popen[bytes], sequences: list[bytes]) -> Answered:
         assert process.stdin is not None
         try:
-            write_frame(process.stdin.fileno(), sequences)
+            write_frame(process.stdin.fileno(), sequences, self._config.timeout_s)
         except BrokenPipeError as error:
             raise self._gone(process) from error
+        except PipeSilent as error:
+            self._end()
+            raise TeacherFailed(
+                f"teacher {self._alias} did not take {len(sequences)} sequences within "
+                f"{self._config.timeout_s:g} s",
+                may_pass=True,
+            ) from error
         return self._read(process, self._config.timeout_s, f"to score {len(sequences)} sequences")
 
     def _read(self, process: subprocess.Popen[bytes], deadline_s: float, what: str) -> Answered:
@@ -126,8 +131,7 @@ class VllmTeacher:
         process = self._process
         if process is None:
             return
-        process.kill()  # it has nothing to finish
-        process.wait(END_S)
+        _kill(process)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -136,3 +140,13 @@ class VllmTeacher:
     def _last_words(self) -> str:
         lines = self._log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-SHOWN_LINES:])
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """With its tensor-parallel workers: it has a session of its own, and nothing to finish."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        log.warning("process %d is still there %.0f s after SIGKILL", process.pid, END_S)

@@ -1,11 +1,14 @@
 """A teacher's own process: vLLM around one model directory, asked through its standard input.
 
 `python -m consumers.teachers.vllm_process SETTINGS`, SETTINGS the JSON of VllmSettings. It ends
-when its input ends, so it does not outlive the assembler. What vLLM prints goes to standard error.
+with the assembler, whatever it does at that moment. What vLLM prints goes to standard error.
 """
 
 import os
+import signal
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +19,8 @@ from schemas.vllm_environment import prepare_environment
 
 if TYPE_CHECKING:
     from vllm import LLM
+
+LOOK_S = 1.0
 
 
 class VllmSettings(msgspec.Struct, frozen=True):
@@ -42,6 +47,7 @@ def main(settings_json: str) -> None:
     # The pipe moves to a number of its own: whatever prints would be read as an answer.
     answers = os.dup(1)
     os.dup2(2, 1)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     settings = msgspec.json.decode(settings_json, type=VllmSettings)
     model = _load(settings)
     write_frame(answers, Answered([]))
@@ -51,6 +57,13 @@ def main(settings_json: str) -> None:
         except PipeClosed:
             return
         write_frame(answers, _answer(model, sequences))
+
+
+def _end_with(parent: int) -> None:
+    """While it loads or computes nobody reads its input, whose end would tell."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 def _load(settings: VllmSettings) -> "LLM":

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from infra.broker_limits import LEAST_ABORT_CHECK_MS
 from infra.init import connected_admin
 from schemas.config import Config
 from schemas.topics import Topics
 
 ANSWER_S = 30.0
-ABORT_CHECK_S = 10.0  # Kafka's transaction.abort.timed.out.transaction.cleanup.interval.ms
 LOOK_S = 0.5
 
 Place = tuple[str, int]
@@ -23,7 +23,11 @@ def hidden_flaws(config: Config, note: Callable[[str], None]) -> list[str]:
     shards = {name: shard.replicas for name, shard in config.all_shards.items()}
     specs = Topics(config.run.id).specs(config.kafka.num_partitions, shards, config.kafka.limits)
     places = [(spec.name, number) for spec in specs for number in range(spec.partitions)]
-    end_s = time.monotonic() + config.kafka.transaction_timeout_ms / 1000 + 3 * ABORT_CHECK_S
+    end_s = (
+        time.monotonic()
+        + config.kafka.transaction_timeout_ms / 1000
+        + 3 * LEAST_ABORT_CHECK_MS / 1000
+    )
     while hidden := _hidden(admin, places):
         if time.monotonic() > end_s:
             return [
@@ -39,8 +43,8 @@ def hidden_flaws(config: Config, note: Callable[[str], None]) -> list[str]:
 
 def _hidden(admin: AdminClient, places: list[Place]) -> dict[Place, tuple[int, int]]:
     """Last stable offset and written end, where they differ."""
-    stable = _ends(admin, places, IsolationLevel.READ_COMMITTED)
     written = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
+    stable = _ends(admin, places, IsolationLevel.READ_COMMITTED)  # asked last: others may write
     return {
         place: (stable[place], written[place]) for place in places if stable[place] < written[place]
     }

@@ -9,10 +9,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from consumers.admission import Incoming
-from consumers.assembler import Assembler, Now
+from consumers.assembler import Assembler
 from consumers.decisions import Decision, EmitEvent, EmitGroup
 from consumers.enrichment import TeacherRequest, logprobs_of
 from consumers.settlement import SettledSet
+from consumers.turn import Now
 from producers.decisions import DeclareLastTarget, DeclareTargetSize, RequestCancel, SendPrompt
 from producers.planning import Planner, Rules
 from producers.routing import Router

@@ -8,9 +8,10 @@ import pytest
 from fastavro import schemaless_writer
 
 from consumers.admission import Incoming
-from consumers.assembler import Assembler, Now
+from consumers.assembler import Assembler
 from consumers.decisions import CommitPoint, DeadLetter, Decision, EmitEvent, EmitGroup
 from consumers.settlement import MAX_AHEAD, SettledSet
+from consumers.turn import Now
 from schemas.avro import fingerprint_of, parsed, schema_of
 from schemas.codec import MARKER, decode_as, encode, register, row_payloads
 from schemas.errors import OffsetsLost

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from consumers.admission import Incoming
-from consumers.assembler import Assembler, Now
+from consumers.assembler import Assembler
 from consumers.decisions import DeadLetter, Decision, EmitEvent, EmitGroup
 from consumers.enrichment import TeacherRequest, logprobs_of
 from consumers.memory import needed_first
 from consumers.settlement import MAX_AHEAD, SettledSet
+from consumers.turn import Now
 from schemas.codec import decode_as, encode, row_payloads
 from schemas.identity import initial_watermark, ordinal_of, partition_of
 from schemas.records import AssembledGroup, EventKind, FailedBy, Record

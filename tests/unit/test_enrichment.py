@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from consumers.admission import Incoming
-from consumers.assembler import Assembler, Now
+from consumers.assembler import Assembler
 from consumers.decisions import CommitPoint, Decision, EmitEvent, EmitGroup
 from consumers.enrichment import TeacherRequest, logprobs_of
 from consumers.settlement import SettledSet
+from consumers.turn import Now
 from schemas.codec import decode_as, encode
 from schemas.records import AssembledGroup, EventKind, Purpose, Record, RolloutRow
 from tests.rows import make_cancel, make_failed, make_manifest, make_row, make_rows

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.admission import Incoming
-from consumers.assembler import Assembler, Now
+from consumers.assembler import Assembler
 from consumers.decisions import DeadLetter, EmitEvent
 from consumers.settlement import SettledSet
+from consumers.turn import Now
 from infra.inspection.history import Fate, Outcome, Told, history_of
 from infra.inspection.letters import letter_of
 from infra.inspection.stored import Naming, Place, Stored

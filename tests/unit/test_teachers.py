@@ -65,9 +65,14 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ((500, {}), "answered 500", True),
         ((429, {}), "answered 429", True),
         ((400, {"error": "too long"}), "answered 400.*too long", False),
-        ((200, {}), "without choices", False),
+        ((200, {}), "gave no choices", False),
         ((200, {"choices": []}), "0 choices for 1 prompts", False),
         ((200, {"choices": [{"index": 0}]}), "must support echo", False),
+        (
+            (200, {"choices": [{"index": 0, "logprobs": {"token_logprobs": [None, "x", 1]}}]}),
+            "must support echo",
+            False,
+        ),
         (
             (200, {"choices": [{"index": 0, "logprobs": {"token_logprobs": [None]}}]}),
             "1 log-probabilities came for 3 tokens",
@@ -207,6 +212,31 @@ def test_a_teacher_that_cannot_start_is_told_to_the_loop() -> None:
     teachers = Teachers({"broken": Broken(answers)}, {"broken": 1})
     with pytest.raises(ConfigError, match="no such model"):
         wait_for_answer(teachers)
+
+
+def test_an_error_that_nobody_expected_is_told_to_the_loop_too() -> None:
+    def breaks() -> None:
+        raise RuntimeError("a bug")
+
+    teachers = Teachers({"broken": Scripted(breaks)}, {"broken": 1})
+    teachers.ask(request(1, "broken"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        wait_for_answer(teachers)
+
+
+def test_a_server_that_trickles_hangs_too() -> None:
+    with teacher_server(trickles_s=0.05) as base_url:
+        teacher = endpoint(base_url, timeout_s=0.3)
+        with pytest.raises(TeacherFailed, match="no end within"):
+            teacher.logprobs([token_bytes(range(500))])
+
+
+def test_who_takes_nothing_is_silent() -> None:
+    near, far = os.pipe()
+    with pytest.raises(PipeSilent):
+        write_frame(far, bytes(1_000_000), 0.05)
+    os.close(near)
+    os.close(far)
 
 
 def test_frames_go_through_a_pipe_in_pieces() -> None:
