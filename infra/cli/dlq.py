@@ -94,6 +94,7 @@ def show(
     """One letter: headers, message, and the record, or its first bytes where it does not decode."""
 
     def open_letter() -> int:
+        from infra.inspection.letters import letter_of  # noqa: PLC0415
         from infra.inspection.pictures import letter_at, letters_of  # noqa: PLC0415
         from infra.inspection.reading import RunReader  # noqa: PLC0415
         from infra.inspection.stored import Place  # noqa: PLC0415
@@ -104,12 +105,13 @@ def show(
         with RunReader(load_config(config, overrides or [])) as reader:
             stored = letter_at(reader, place)
             letters = {letter.place: letter for letter in letters_of(reader, partition)}
+        letter = letters.get(place) or letter_of(stored)  # it may be deleted between the two reads
         if value_to is not None:
             _write(value_to, stored.value or b"")
         if as_json:
-            print_json(opened_letter_view(letters[place], stored))
+            print_json(opened_letter_view(letter, stored))
         else:
-            show_letter(console(), letters[place], stored)
+            show_letter(console(), letter, stored)
         return ExitCode.DONE
 
     raise typer.Exit(told(open_letter))

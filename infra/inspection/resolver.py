@@ -6,6 +6,7 @@ fences the older, and what that had committed is known before the newer one read
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from infra.inspection.stored import Place
 from schemas.clients import producer_config
 from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, Fenced
+from schemas.settling import settle
 from schemas.topics import Topics
 
 ROLE = "dlq-tool"
@@ -38,12 +40,16 @@ class Resolver:
     """One thread."""
 
     def __init__(self, kafka: KafkaConfig, topics: Topics) -> None:
-        """Fences another tool of this run, and ends what it left. Raises DeadlineExceeded."""
+        """Fences another tool of this run, and ends what it left.
+
+        Raises NothingWritten, Fenced, DeadlineExceeded.
+        """
         self._topics = topics
         self._id = topics.transactional_id(ROLE)
         self._producer = Producer(producer_config(kafka, self._id, self._id))
         self._failures: list[KafkaError] = []
         self._until_done("init_transactions", self._producer.init_transactions)
+        self._settle(kafka.num_partitions)
 
     def replay(self, batch: Sequence[Replay]) -> list[Letter]:
         """The letters with their marks. Raises NothingWritten, Fenced, DeadlineExceeded."""
@@ -57,6 +63,25 @@ class Resolver:
 
     def close(self) -> None:
         self._producer.close()
+
+    def _settle(self, num_partitions: int) -> None:
+        places = [
+            (topic, partition)
+            for topic in (self._topics.rows, self._topics.dlq)
+            for partition in range(num_partitions)
+        ]
+        try:
+            settle(self._producer, places, self._until_done)
+        except KafkaException as error:
+            self._abort(error)
+            raise NothingWritten(
+                "what an earlier tool may have left open could not be ended, and nothing was "
+                f"resolved: {error.args[0].str()}; try again"
+            ) from error
+        except DeadlineExceeded:
+            with suppress(KafkaException):  # else the next tool ends it, or the broker in time
+                self._producer.abort_transaction(STEP_S)
+            raise
 
     def _replay(self, batch: Sequence[Replay]) -> list[Letter]:
         """A mark names the place of the copy, so the copies are written first."""

@@ -100,7 +100,7 @@ def run(settings: Settings, directory: Path) -> list[str]:
         world = World(roles, BrokerFaults(broker, disk), network, clocks)
         driver = Driver(config, world, deeds=deeds, say=say)
         problems = drive(driver, roles, settings, names, disk=disk is not None)
-        problems += roles.crashes
+        problems += roles.crashes + roles.last_words
         figures = asdict(settings) | {
             "no_disk_faults": no_disk,
             "faults": deeds.counts,
@@ -149,6 +149,8 @@ def drive(
             driver.run(faults, seconds=settings.seconds, steps=settings.steps)
     except (NotDrained, RoleGaveUp, BrokerError) as error:
         return [str(error)]
+    except (GroupstreamError, KafkaException) as error:
+        return [f"the driver ended: {error}"]
     finally:
         roles.end()
     return []
@@ -157,7 +159,7 @@ def drive(
 def write_sums(found: dict[str, Any], roles: Roles) -> None:
     path = BUILD / "chaos.json"
     ends = {role: dict(counts) for role, counts in sorted(roles.exits.items())}
-    figures = found | {"ended_by_themselves": ends, "last_words": roles.last_words}
+    figures = found | {"ended_by_themselves": ends}
     path.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     for name, value in found.items():
         if name not in ("problems", "replay"):
@@ -165,8 +167,6 @@ def write_sums(found: dict[str, Any], roles: Roles) -> None:
     for role, counts in ends.items():
         told = ", ".join(f"{how} ({count})" for how, count in counts.items())
         say(f"{role} ended by itself: {told}")
-    for words in roles.last_words:
-        say(words)
     say(f"written to {path}")
 
 

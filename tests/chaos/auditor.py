@@ -9,14 +9,15 @@ from confluent_kafka import Consumer, TopicPartition
 
 from consumers.settlement import SettledSet
 from infra.audit import Audit, audit_run
-from infra.inspection.letters import is_mark
+from infra.inspection.letters import is_mark, letter_of
+from infra.inspection.reading import stored_of
 from infra.topic_reading import PartitionReader
 from schemas.clients import consumer_config
 from schemas.codec import decode_as
 from schemas.config import Config
 from schemas.identity import initial_watermark
 from schemas.records import GroupEvent
-from schemas.topics import DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC, Topics
+from schemas.topics import Topics
 from tests.chaos.deeds import Deed
 from tests.chaos.gym import Script
 from tests.chaos.story import Story, longest_recovery_s, recoveries_s
@@ -102,13 +103,8 @@ def _story(config: Config) -> Story:
                 _, at_ms = message.timestamp()
                 story.enter_event(decode_as(message.value(), GroupEvent), at_ms)
             for message in reader.read(topics.dlq, partition):
-                if is_mark(message.headers()):
-                    continue
-                headers = {name: value.decode() for name, value in message.headers()}
-                if DLQ_REASON not in headers:
-                    continue  # the mark that a tool leaves
-                origin = headers[DLQ_TOPIC], headers[DLQ_PARTITION], headers[DLQ_OFFSET]
-                story.enter_letter(headers[DLQ_REASON], origin)
+                if not is_mark(message.headers()):
+                    story.enter_letter(letter_of(stored_of(message)))
     return story
 
 

@@ -5,11 +5,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from infra.inspection.letters import Letter
 from schemas.records import EventKind, GroupEvent
 from tests.chaos.deeds import Deed
 from tests.chaos.gym import Script
+from tests.chaos.schedule import Action
 
 AFTERMATH_MS = 60_000  # a fault's last failure: silence, deadline and backoffs come after it
+OUTAGE_MS = 60_000  # until a broker that dies, of a full disk at the slowest, is back
 TERMINAL = (EventKind.ACCEPTED, EventKind.ABANDONED)
 OF_FAULTS = (
     "shard_lost",
@@ -33,7 +36,7 @@ class Story:
         default_factory=lambda: defaultdict(list)
     )
     letters: Counter[str] = field(default_factory=Counter)
-    origins: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    origins: Counter[tuple[str, int, int]] = field(default_factory=Counter)
 
     def enter_event(self, event: GroupEvent, at_ms: int) -> None:
         self.kinds[event.kind.value] += 1
@@ -47,10 +50,10 @@ class Story:
             self.failed[event.reason] += 1
             self.failures[event.task_index].append((at_ms, event))
 
-    def enter_letter(self, reason: str, origin: tuple[str, str, str]) -> None:
-        """`origin`: topic, partition, offset."""
-        self.letters[reason] += 1
-        self.origins[origin] += 1
+    def enter_letter(self, letter: Letter) -> None:
+        self.letters[letter.reason] += 1
+        if letter.origin is not None:
+            self.origins[letter.origin_topic, *letter.origin] += 1
 
     def flaws(self, script: Callable[[int, int], Script], deeds: Sequence[Deed]) -> list[str]:
         """`script`: what the gym does with a task's attempt. One sentence each."""
@@ -66,25 +69,23 @@ class Story:
             for task, count in sorted(self.ends.items())
             if count > 1
         ]
-        for task, ended in sorted(self.abandoned.items()):
-            for why in self._unexplained(task, ended, script, deeds):
-                flaws.append(f"task {task} was abandoned ({ended.reason}), unexplained: {why}")
-        return flaws
+        flaws += [
+            f"task {task} was abandoned ({ended.reason}), unexplained: no attempt failed for the "
+            f"reason {ended.reason}"
+            for task, ended in sorted(self.abandoned.items())
+            if ended.reason not in {event.reason for _, event in self.failures.get(task, [])}
+        ]
+        return flaws + self._unexplained(script, deeds)
 
     def _unexplained(
-        self,
-        task: int,
-        ended: GroupEvent,
-        script: Callable[[int, int], Script],
-        deeds: Sequence[Deed],
+        self, script: Callable[[int, int], Script], deeds: Sequence[Deed]
     ) -> list[str]:
-        """Every failure of an abandoned task must be the script's or the schedule's."""
-        found = self.failures.get(task, [])
-        if ended.reason not in {event.reason for _, event in found}:
-            return [f"no attempt failed for the reason {ended.reason}"]
+        """Failed attempts that are neither the script's nor the schedule's, however they end."""
         return [
-            f"attempt {event.attempt} failed: {event.reason}: {event.message}"
-            for at_ms, event in found
+            f"task {task} attempt {event.attempt} failed, unexplained: {event.reason}: "
+            f"{event.message}"
+            for task, failures in sorted(self.failures.items())
+            for at_ms, event in failures
             if not is_explained(event, at_ms, script(task, event.attempt), deeds)
         ]
 
@@ -98,7 +99,8 @@ def is_explained(event: GroupEvent, at_ms: int, script: Script, deeds: Sequence[
 
 
 def _covers(deed: Deed, at_ms: int) -> bool:
-    return deed.at_ms <= at_ms <= deed.end_ms + AFTERMATH_MS
+    outage_ms = OUTAGE_MS if deed.action in (Action.BROKER, Action.DISK) else 0
+    return deed.at_ms <= at_ms <= deed.end_ms + outage_ms + AFTERMATH_MS
 
 
 def longest_recovery_s(begins_ms: Sequence[int], accepted_ms: Sequence[int]) -> float | None:

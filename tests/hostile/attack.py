@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,26 +28,26 @@ ANSWER_S = 30.0
 SENT_S = 300.0
 SETTLED_SHARE = 0.25  # of the records, after which memory should have found its level
 GROWTH_BYTES = 96 << 20  # allowed from then on
+LEAST_SAMPLES = 10  # with fewer a large attack has not shown that memory stays level
+LARGE = 100_000  # records; a smaller attack may be over within a sample or two
 NO_PROGRESS_S = 120.0
+STOPS_WITHIN_S = 10.0
 
 Say = Callable[[str], None]
 
 
 @dataclass
 class Outcome:
-    """`level_bytes` is the resident memory after a quarter, `peak_bytes` the most after that."""
+    """`memory`: resident bytes, in order, from a quarter of the records on; at least one."""
 
     verdict: Verdict
     records: int
     seconds: float
-    level_bytes: int
-    peak_bytes: int
+    memory: Sequence[int]
 
     @property
     def problems(self) -> list[str]:
-        grown = self.peak_bytes - self.level_bytes
-        flat = [] if grown <= GROWTH_BYTES else [f"memory grew by {grown >> 20} MiB"]
-        return self.verdict.problems + flat
+        return self.verdict.problems + memory_flaws(self.memory, self.records)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -55,9 +55,22 @@ class Outcome:
             "records_per_s": round(self.records / self.seconds),
             "fates": dict(self.verdict.fates),
             "dead_letters": dict(self.verdict.reasons),
-            "memory_mib": {"level": self.level_bytes >> 20, "peak": self.peak_bytes >> 20},
+            "memory_mib": {
+                "level": self.memory[0] >> 20,
+                "peak": max(self.memory) >> 20,
+                "samples": len(self.memory),
+            },
             "problems": self.problems,
         }
+
+
+def memory_flaws(memory: Sequence[int], records: int) -> list[str]:
+    """Of resident bytes from a quarter of `records` on: the first is the level."""
+    grown = max(memory) - memory[0]
+    flaws = [f"memory grew by {grown >> 20} MiB"] if grown > GROWTH_BYTES else []
+    if records >= LARGE and len(memory) < LEAST_SAMPLES:
+        flaws.append(f"memory was seen {len(memory)} times only: whether it is level is not known")
+    return flaws
 
 
 class Died(Exception):
@@ -72,11 +85,11 @@ def run_attack(
     send(config, topics, attack)
     say(f"sent {records} records")
     began_s = time.monotonic()
-    level, peak = _assembled(config, topics, directory, records, say)
+    memory = _assembled(config, topics, directory, records, say)
     seconds = time.monotonic() - began_s
     with closing(PartitionReader(config.kafka, f"{config.run.id}.judge")) as reader:
         verdict = judge(config, manifest, attack, reader)
-    return Outcome(verdict, records, seconds, level, peak)
+    return Outcome(verdict, records, seconds, memory)
 
 
 def send(config: Config, topics: Topics, attack: Attack) -> None:
@@ -109,8 +122,8 @@ def send(config: Config, topics: Topics, attack: Attack) -> None:
 
 def _assembled(
     config: Config, topics: Topics, directory: Path, records: int, say: Say
-) -> tuple[int, int]:
-    """Until everything is read and committed; resident bytes after a quarter and at their peak."""
+) -> list[int]:
+    """Until everything is read and committed; resident bytes from a quarter on."""
     path, log_path = directory / "config.json", directory / "assembler.log"
     path.write_text(config.model_dump_json())
     command = [sys.executable, "-m", "tests.assembler_process", str(path), "hostile"]
@@ -124,33 +137,40 @@ def _assembled(
         except Died as error:
             raise Died(f"{error}\n{log_path.read_text()[-3000:]}") from error
         finally:
-            process.terminate()
+            _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(STOPS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _watched(
     process: "subprocess.Popen[bytes]", commits: "_GroupCommits", records: int, say: Say
-) -> tuple[int, int]:
+) -> list[int]:
     watched = psutil.Process(process.pid)
-    level = peak = done = 0
+    settled: list[int] = []
+    done = 0
     moved_s = said_s = time.monotonic()
     while done < records:
         time.sleep(LOOK_S)
         if process.poll() is not None:
             raise Died(f"the assembler ended with {process.returncode} after {done} records")
-        memory = watched.memory_info().rss
         before, done = done, commits.seen()
+        memory = watched.memory_info().rss
         now_s = time.monotonic()
         moved_s = now_s if done > before else moved_s
         if now_s - moved_s > NO_PROGRESS_S:
             raise Died(f"the assembler stands at record {done} for {NO_PROGRESS_S:.0f} s")
-        if done < SETTLED_SHARE * records:
-            level = max(level, memory)
-        else:
-            peak = max(peak, memory)
+        if done >= SETTLED_SHARE * records:
+            settled.append(memory)
         if now_s - said_s > SAY_S:
             said_s = now_s
             say(f"{done} of {records} records, {memory >> 20} MiB")
-    return level or peak, peak
+    return settled
 
 
 class _GroupCommits:

@@ -31,7 +31,7 @@ TASKS = 60
 SLEEP_S = 12.0
 TRANSACTION_MS = 6000
 ABORT_CHECK_S = 10.0  # how often a broker looks for old transactions, by default
-SLACK_S = 8.0  # a busy machine
+SLACK_S = 30.0  # a busy machine
 SIDE_BY_SIDE = 4
 DEADLINE_S = 240.0
 PROTOCOLS = ("classic", "consumer")
@@ -192,7 +192,7 @@ def test_a_hung_transaction_is_waited_for_and_no_longer_than_it_may_be_open(
     """Killed between offering and commit; nobody of its name comes to fence it."""
     timeout_s = TRANSACTION_MS / 1000
     recovery_s = killed[OFFERED, "b"].result(DEADLINE_S).recovery_s
-    assert timeout_s - 1 < recovery_s < timeout_s + ABORT_CHECK_S + SLACK_S
+    assert timeout_s / 2 < recovery_s < timeout_s + ABORT_CHECK_S + SLACK_S
 
 
 # Asleep

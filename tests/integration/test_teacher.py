@@ -124,7 +124,9 @@ def test_a_teacher_that_hangs_delays_only_its_own_groups(new_run: Callable[..., 
             wait_for("groups of the quick one", lambda: len(run.groups()) == 4, running)
             assert {group.task_index for group in run.groups()} == {1, 3, 5, 7}
             wait_for(
-                "the slow one's", lambda: run.heartbeat("a")["groups_with_teacher"] == 4, running
+                "the slow one's",
+                lambda: run.heartbeat("a").get("groups_with_teacher") == 4,
+                running,
             )
             release.set()
             wait_for("every group", lambda: len(run.groups()) == 8, running)

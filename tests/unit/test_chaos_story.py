@@ -2,17 +2,22 @@
 
 import pytest
 
+from infra.inspection.letters import letter_of
+from infra.inspection.stored import Place, Stored
+from schemas import topics as keys
 from schemas.records import EventKind, GroupEvent
 from tests.chaos.deeds import Deed
 from tests.chaos.gym import Script
 from tests.chaos.schedule import Action
-from tests.chaos.story import AFTERMATH_MS, Story, longest_recovery_s, recoveries_s
+from tests.chaos.story import AFTERMATH_MS, OUTAGE_MS, Story, longest_recovery_s, recoveries_s
 
 USUAL = Script(fails=False, is_stale=False, is_slow=False)
 FAILS = Script(fails=True, is_stale=False, is_slow=False)
 STALE = Script(fails=False, is_stale=True, is_slow=False)
 STOP = Deed(1000, Action.STOP, "gym-shard-shard-0-0", 10.0)
 AFTER = STOP.end_ms + AFTERMATH_MS + 1
+BROKER = Deed(1000, Action.BROKER, "broker")
+BROKER_AFTER = BROKER.end_ms + OUTAGE_MS + AFTERMATH_MS + 1
 
 
 def event(kind, task=5, attempt=0, reason=""):
@@ -61,11 +66,29 @@ def test_two_terminal_events_are_one(kinds):
 
 def test_dead_letters_are_flaws_and_twice_the_same_is_another():
     story = Story()
-    for _ in range(2):
-        story.enter_letter("wrong_stamp", ("r.rows", "0", "7"))
-    told = flaws(story)
-    assert told[0] == "2 records are in dlq: wrong_stamp"
-    assert told[1] == "the record ('r.rows', '0', '7') is in dlq 2 times"
+    headers = {
+        keys.DLQ_REASON: b"wrong_stamp",
+        keys.DLQ_TOPIC: b"r.rows",
+        keys.DLQ_PARTITION: b"0",
+        keys.DLQ_OFFSET: b"7",
+    }
+    for offset in range(2):
+        story.enter_letter(letter(offset, headers))
+    assert flaws(story) == [
+        "2 records are in dlq: wrong_stamp",
+        "the record ('r.rows', 0, 7) is in dlq 2 times",
+    ]
+
+
+def test_dead_letters_without_headers_are_flaws_but_not_twice_the_same():
+    story = Story()
+    for offset in range(2):
+        story.enter_letter(letter(offset, {}))
+    assert flaws(story) == ["2 records are in dlq: unlabelled"]
+
+
+def letter(offset, headers):
+    return letter_of(Stored(Place(0, offset), 0, None, b"value", headers))
 
 
 @pytest.mark.parametrize(
@@ -81,10 +104,20 @@ def test_dead_letters_are_flaws_and_twice_the_same_is_another():
         (abandoned("shard_lost", at_ms=999), USUAL, [STOP], False),
         (abandoned("shard_lost", "gym_error"), USUAL, [STOP], False),
         (abandoned("gym_protocol"), FAILS, [STOP], False),
+        (abandoned("lost_start", at_ms=BROKER_AFTER - 1), USUAL, [BROKER], True),
+        (abandoned("lost_start", at_ms=BROKER_AFTER), USUAL, [BROKER], False),
     ],
 )
 def test_an_abandoned_task_needs_a_reason_for_every_failure(story, script, deeds, explained):
     assert (flaws(story, script, deeds) == []) is explained
+
+
+def test_a_failed_attempt_of_an_accepted_task_needs_a_reason_too():
+    story = Story()
+    story.enter_event(event(EventKind.ATTEMPT_FAILED, reason="lost_start"), 2000)
+    story.enter_event(event(EventKind.ACCEPTED, attempt=1), 3000)
+    assert flaws(story, USUAL, [STOP]) == []
+    assert flaws(story) == ["task 5 attempt 0 failed, unexplained: lost_start: "]
 
 
 def test_an_abandonment_for_no_known_failure_is_one():
