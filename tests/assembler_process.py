@@ -15,9 +15,9 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from consumers import worker
-from schemas import clients
 from schemas.config import Config
 from tests.flush_points import POINTS, act_at
 
@@ -33,11 +33,13 @@ def main() -> None:
     arguments = parsed()
     if arguments.action:
         act_at(arguments.point, arguments.number, act_of(arguments))
+    changes: dict[str, Any] = {}
     if arguments.read_uncommitted:
-        clients.FIXED_CONSUMER["isolation.level"] = "read_uncommitted"
+        changes["isolation.level"] = "read_uncommitted"
     if arguments.max_poll_ms:
-        settings = {"max.poll.interval.ms": arguments.max_poll_ms}
-        worker.consumer_config = lambda *rest: clients.consumer_config(*rest) | settings
+        changes["max.poll.interval.ms"] = arguments.max_poll_ms
+    usual = worker.consumer_config
+    worker.consumer_config = lambda *rest: usual(*rest) | changes  # of the main consumer alone
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
