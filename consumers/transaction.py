@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 
 from consumers.decisions import CommitPoint
 from schemas.clients import consumer_config, producer_config
@@ -25,6 +32,7 @@ LEAST_PATIENCE_S = 10.0
 ABORT_S = 10.0
 STEP_S = 5.0  # of one blocking call
 FULL_QUEUE_STEP_S = 0.05
+REFUSAL_S = 0.1  # until the client tells why it refused a record
 
 Waiting = Callable[[str], None]
 
@@ -64,10 +72,13 @@ class Transactions:
         self.carries_groups = False
         self.committed = 0
         self._id = transactional_id
-        self._settings = producer_config(kafka, client_id, transactional_id)
+        self._settings = producer_config(kafka, client_id, transactional_id) | {
+            "delivery.report.only.error": True
+        }
         self._kafka = kafka
         self._waiting = waiting
         self._writes: Writes | None = None
+        self._refusal = ""  # of the open transaction's first record that was not taken
         # The broker ends a transaction that is older, so trying for longer can't save it.
         self._patience_s = max(LEAST_PATIENCE_S, kafka.transaction_timeout_ms / 1000)
         self._producer = self._connected()
@@ -93,7 +104,14 @@ class Transactions:
         end = time.monotonic() + self._patience_s
         while True:
             try:
-                self._producer.produce(topic, value, key, partition, headers=headers or [])
+                self._producer.produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    headers=headers or [],
+                    on_delivery=self._note_refusal,
+                )
                 return
             except BufferError as error:
                 if time.monotonic() > end:
@@ -104,6 +122,7 @@ class Transactions:
                 self._waiting("room in the producer's queue")
                 self._producer.poll(FULL_QUEUE_STEP_S)
             except KafkaException as error:
+                self._producer.poll(REFUSAL_S)  # a record before this one may have the reason
                 raise self._classified("produce", error) from error
 
     def commit(
@@ -215,8 +234,13 @@ class Transactions:
         except KafkaException as error:  # a fenced one says so once more, instead of ending
             log.warning("%s: the producer that was given up: %s", self._id, error)
 
+    def _note_refusal(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and not self._refusal:
+            self._refusal = f"{message.topic()} took no record: {error.str()}"
+
     def _open(self) -> None:
         if self.opened_s is None:
+            self._refusal = ""
             try:
                 self._producer.begin_transaction()
             except KafkaException as error:
@@ -249,4 +273,5 @@ class Transactions:
                 f"{self._id}: {name}: {cause.str()}: a newer process of this instance took over, "
                 "or the broker ended a transaction that was open for too long"
             )
-        return error if cause.fatal() else Void(f"{name}: {cause.str()}")
+        refusal = f" ({self._refusal})" if self._refusal else ""
+        return error if cause.fatal() else Void(f"{name}: {cause.str()}{refusal}")
