@@ -122,8 +122,7 @@ class Transactions:
                 self._waiting("room in the producer's queue")
                 self._producer.poll(FULL_QUEUE_STEP_S)
             except KafkaException as error:
-                self._producer.poll(REFUSAL_S)  # a record before this one may have the reason
-                raise self._classified("produce", error) from error
+                raise self._unproduced(error) from error
 
     def commit(
         self,
@@ -237,6 +236,14 @@ class Transactions:
     def _note_refusal(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and not self._refusal:
             self._refusal = f"{message.topic()} took no record: {error.str()}"
+
+    def _unproduced(self, error: KafkaException) -> Exception:
+        """The reason may come after the refusal: of an earlier record, or that we are fenced."""
+        try:
+            self._producer.poll(REFUSAL_S)
+        except KafkaException as reason:
+            error = reason
+        return self._classified("produce", error)
 
     def _open(self) -> None:
         if self.opened_s is None:
