@@ -1,6 +1,6 @@
 """Reads single rows again whose payload was let go, beside the main consumer and never blocking."""
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from consumers.admission import Incoming
 from schemas.clients import consumer_config
@@ -77,6 +77,6 @@ class Rereader:
             )
 
 
-def incoming_of(message: object) -> Incoming:
+def incoming_of(message: Message) -> Incoming:
     """A confluent_kafka.Message without an error."""
-    return Incoming(message.partition(), message.offset(), message.key(), message.value())  # type: ignore[attr-defined]
+    return Incoming(message.partition(), message.offset(), message.key(), message.value())

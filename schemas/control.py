@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient
 
 from schemas import topics as keys
 from schemas.clients import common_config, consumer_config
@@ -16,6 +16,7 @@ from schemas.codec import decode
 from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, ManifestMismatch, RunStopped
 from schemas.kafka_errors import PASSING
+from schemas.offsets import ends
 from schemas.records import (
     CheckpointRecorded,
     Fatal,
@@ -120,21 +121,13 @@ class ControlLog:
         Not the last stable offset: a commit returns before its markers are written, and what it
         covered would be missed.
         """
-        partition = TopicPartition(self._topic, 0)
-        asked = {partition: OffsetSpec.latest()}
+        place = self._topic, 0
         missing_from: float | None = None  # the broker may be away until long after our start
         while True:
             left = end - time.monotonic()
             try:
-                answers = self._admin.list_offsets(
-                    asked,
-                    isolation_level=IsolationLevel.READ_UNCOMMITTED,
-                    request_timeout=max(0.1, left),
-                )
-                offset = int(answers[partition].result().offset)
-                if offset < 0:  # no answer, in the place of one: nothing would be read
-                    raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
-                return offset
+                written = IsolationLevel.READ_UNCOMMITTED
+                return ends(self._admin, [place], written, max(0.1, left))[place]
             except KafkaException as error:
                 code = error.args[0].code()
                 if code not in NO_TOPIC:

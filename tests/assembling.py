@@ -129,7 +129,9 @@ def assembler(
         if ends_with is None:
             running.result(WAIT_S)
         else:
-            assert type(running.exception(WAIT_S)) is ends_with, running.exception()
+            error = running.exception(WAIT_S)
+            if type(error) is not ends_with:
+                raise AssertionError(f"it ended otherwise than by {ends_with}") from error
             assert re.search(saying, str(running.exception())), running.exception()
 
 
@@ -189,3 +191,8 @@ def assert_whole(run: Run, groups: list[AssembledGroup], sent: list[tuple[int, b
     for group in groups:
         assert [row.row_index for row in group.rows] == list(range(group.group_size))
         assert sorted(row_payloads(group)) == sorted(expected[group.task_index])
+
+
+def assert_each_task_ended_once(run: Run, tasks: int) -> None:
+    accepted = [event.task_index for event in run.events(EventKind.ACCEPTED)]
+    assert sorted(accepted) == list(range(tasks))

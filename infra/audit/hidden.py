@@ -3,18 +3,17 @@
 import time
 from collections.abc import Callable
 
-from confluent_kafka import IsolationLevel, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import IsolationLevel
+from confluent_kafka.admin import AdminClient
 
 from infra.broker_limits import LEAST_ABORT_CHECK_MS
 from infra.init import connected_admin
 from schemas.config import Config
+from schemas.offsets import Place, ends
 from schemas.topics import Topics
 
 ANSWER_S = 30.0
 LOOK_S = 0.5
-
-Place = tuple[str, int]
 
 
 def hidden_flaws(config: Config, note: Callable[[str], None]) -> list[str]:
@@ -43,14 +42,9 @@ def hidden_flaws(config: Config, note: Callable[[str], None]) -> list[str]:
 
 def _hidden(admin: AdminClient, places: list[Place]) -> dict[Place, tuple[int, int]]:
     """Last stable offset and written end, where they differ."""
-    written = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
-    stable = _ends(admin, places, IsolationLevel.READ_COMMITTED)  # asked last: others may write
+    written = ends(admin, places, IsolationLevel.READ_UNCOMMITTED, ANSWER_S)
+    # Asked last: others may write meanwhile.
+    stable = ends(admin, places, IsolationLevel.READ_COMMITTED, ANSWER_S)
     return {
         place: (stable[place], written[place]) for place in places if stable[place] < written[place]
     }
-
-
-def _ends(admin: AdminClient, places: list[Place], isolation: IsolationLevel) -> dict[Place, int]:
-    asked = {TopicPartition(*place): OffsetSpec.latest() for place in places}
-    answers = admin.list_offsets(asked, isolation_level=isolation, request_timeout=ANSWER_S)
-    return {(place.topic, place.partition): int(f.result().offset) for place, f in answers.items()}

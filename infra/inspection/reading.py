@@ -6,7 +6,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import OffsetSpec
 
 from consumers.settlement import SettledSet
 from infra.init import connected_admin, control_state
@@ -16,6 +15,7 @@ from infra.topic_reading import PartitionReader, Span
 from schemas.clients import consumer_config
 from schemas.config import Config
 from schemas.manifest import require_manifest
+from schemas.offsets import ends
 from schemas.topics import Topics
 
 ANSWER_S = 30.0
@@ -101,14 +101,9 @@ class RunReader:
             raise _unreadable(topic, partition, error) from error
 
     def _written_end(self, topic: str, partition: int) -> int:
-        place = TopicPartition(topic, partition)
+        place = topic, partition
         try:
-            answers = self._admin.list_offsets(
-                {place: OffsetSpec.latest()},
-                isolation_level=IsolationLevel.READ_UNCOMMITTED,
-                request_timeout=ANSWER_S,
-            )
-            return int(answers[place].result(ANSWER_S).offset)
+            return ends(self._admin, [place], IsolationLevel.READ_UNCOMMITTED, ANSWER_S)[place]
         except KafkaException as error:
             raise _unreadable(topic, partition, error) from error
 

@@ -18,13 +18,13 @@ from infra.inspection.stored import Place
 from schemas.clients import producer_config
 from schemas.config import KafkaConfig
 from schemas.errors import DeadlineExceeded, Fenced
+from schemas.kafka_errors import FENCED
 from schemas.settling import settle
 from schemas.topics import Topics
 
 ROLE = "dlq-tool"
 DEADLINE_S = 60.0
 STEP_S = 5.0  # of one blocking call
-FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 
 
 class Replay(NamedTuple):

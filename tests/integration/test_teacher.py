@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from schemas.codec import encode
 from schemas.errors import ConfigError
 from schemas.records import AssembledGroup, EventKind
 from schemas.vectors import logprobs, tokens
-from tests.assembling import Run, assembler, create, wait_for
+from tests.assembling import Run, assembler, wait_for
 from tests.rows import make_row, make_rows, make_trace
 from tests.run import announce
 from tests.teacher_server import Reply, echoed, logprob_of, teacher_server
@@ -23,11 +22,6 @@ from tests.teacher_server import Reply, echoed, logprob_of, teacher_server
 VOCABULARY = 300
 VLLM_STARTS_S = 300.0  # a minute on a busy machine
 LONGEST = 128  # policy.max_total_sequence_length, the teacher's whole context
-
-
-@pytest.fixture
-def new_run(broker: Any, run_id: str, tmp_path: Path) -> Callable[..., Run]:
-    return partial(create, broker.bootstrap_servers, run_id, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,6 @@
 
 import time
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Message
@@ -14,7 +11,7 @@ from schemas.codec import decode_as, encode
 from schemas.identity import key_of, partition_of
 from schemas.limits import HEADER_ROOM
 from schemas.records import AssembledGroup, EventKind
-from tests.assembling import Run, assembler, assert_whole, create, shuffled_rows, wait_for
+from tests.assembling import Run, assembler, assert_whole, shuffled_rows, wait_for
 from tests.rows import (
     make_cancel,
     make_failed,
@@ -30,11 +27,6 @@ from tests.run import (
     read_topic,
     send,
 )
-
-
-@pytest.fixture
-def new_run(broker: Any, run_id: str, tmp_path: Path) -> Callable[..., Run]:
-    return partial(create, broker.bootstrap_servers, run_id, tmp_path)
 
 
 def test_rows_out_of_order_become_whole_groups(new_run: Callable[..., Run]) -> None:

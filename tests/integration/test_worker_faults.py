@@ -5,9 +5,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -16,12 +14,12 @@ from confluent_kafka.admin import NewPartitions
 from schemas import topics as keys
 from schemas.codec import encode
 from schemas.errors import Fenced, ManifestMismatch, MetadataUnreadable, OffsetsLost, RunStopped
-from schemas.records import EventKind, Fatal
+from schemas.records import Fatal
 from tests.assembling import (
     Run,
     assembler,
+    assert_each_task_ended_once,
     assert_whole,
-    create,
     log_of,
     process,
     shuffled_rows,
@@ -31,16 +29,6 @@ from tests.rows import make_row
 from tests.run import control
 
 ANSWER_S = 30.0
-
-
-@pytest.fixture
-def new_run(broker: Any, run_id: str, tmp_path: Path) -> Callable[..., Run]:
-    return partial(create, broker.bootstrap_servers, run_id, tmp_path)
-
-
-def assert_each_task_ended_once(run: Run, tasks: int) -> None:
-    accepted = [event.task_index for event in run.events(EventKind.ACCEPTED)]
-    assert sorted(accepted) == list(range(tasks))
 
 
 def test_kill_9_loses_nothing_and_doubles_nothing(

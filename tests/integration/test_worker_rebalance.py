@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from schemas.records import EventKind
 from tests.assembling import (
     Run,
     assembler,
+    assert_each_task_ended_once,
     assert_whole,
     create,
     log_of,
@@ -39,11 +39,6 @@ def new_run(broker: Any, tmp_path: Path) -> Callable[..., Run]:
         return run
 
     return create_run
-
-
-def assert_each_task_ended_once(run: Run, tasks: int) -> None:
-    accepted = [event.task_index for event in run.events(EventKind.ACCEPTED)]
-    assert sorted(accepted) == list(range(tasks))
 
 
 def has(run: Run, **wanted: int) -> bool:

@@ -3,26 +3,17 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
-from typing import Any
 
-import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from consumers import worker
 from schemas.errors import GroupstreamError
 from schemas.records import EventKind
-from tests.assembling import Run, assembler, assert_whole, create, shuffled_rows, wait_for
+from tests.assembling import Run, assembler, assert_whole, shuffled_rows, wait_for
 
 ANSWER_S = 30.0
 GIVES_UP_S = 60.0
 TASKS = 20
-
-
-@pytest.fixture
-def new_run(broker: Any, run_id: str, tmp_path: Path) -> Callable[..., Run]:
-    return partial(create, broker.bootstrap_servers, run_id, tmp_path)
 
 
 def limit_groups(run: Run, size_bytes: int) -> None:
